@@ -1,0 +1,153 @@
+"""What a plan says. Later work adds fields and renames none: `schema_version` counts the additions.
+
+None means unknown, everywhere: an unknown price, a memory that nothing predicts. It is printed as "unknown", never as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from chimera_sm.recipe.schema import Recipe
+from chimera_train.config import BatchPlan, MeshLayout, encode
+
+PLAN_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """What a prediction is worth: its 10th, 50th and 90th percentile."""
+
+    p10: float
+    p50: float
+    p90: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One job. A run longer than one job may last is a list of them over one checkpoint prefix."""
+
+    index: int
+    start_step: int
+    num_steps: int
+    max_run_s: int
+    max_wait_s: int | None
+    """Spot only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstancePlan:
+    """One ordered choice of machines, with the catalogue's facts."""
+
+    type: str
+    count: int
+    role: Literal["group", "fallback"]
+    """`group`: part of the job; `fallback`: taken instead where a group has no capacity."""
+    accelerator: str | None
+    accelerators_per_host: int
+    workers_per_host: int
+    accelerator_memory_gib: float | None
+    peak_tflops: float | None
+    """Dense bf16, of one accelerator."""
+    efa_interfaces: int
+    network_gbps: float | None
+    nvme_gb: float
+    """0: none; the job gets an EBS volume."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Peak memory of one accelerator of the most loaded rank, in GiB, by component."""
+
+    rank: int
+    components_gib: dict[str, float]
+    """parameters, gradients, optimizer, activations, logits, gathered_parameters, overhead."""
+    total_gib: float
+    capacity_gib: float | None
+    fits: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """Time of one optimizer step, in seconds, by component (compute, tensor_parallel, fully_sharded, pipeline_bubble,
+    optimizer, …). `basis` says how it was predicted."""
+
+    components_s: dict[str, float]
+    total_s: float | None
+    tokens_per_s: float | None
+    tokens_per_s_per_accelerator: float | None
+    mfu: float | None
+    """6 N + 12 L h s FLOPs a token (no credit for recomputation), over the dense bf16 peak."""
+    flops_per_token: float
+    basis: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostEstimate:
+    """The whole run at one kind of capacity."""
+
+    kind: Literal["on_demand", "spot", "reserved"]
+    chosen: bool
+    usd_per_hour: float | None
+    """Of all hosts together."""
+    price_basis: str
+    """Source and date of the price, or why it is unknown."""
+    usd: Distribution | None
+    days: Distribution | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReliabilityEstimate:
+    failures_per_day: float | None
+    """Of hardware, all hosts together."""
+    failures_expected: float | None
+    """Over the run."""
+    spot_interruption_bucket: str | None
+    """The spot advisor's monthly bucket for the type and region."""
+    checkpoint_interval_steps: int
+    recommended_interval_steps: int | None
+    """By Young's formula; None where no step time is known."""
+    basis: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskBudget:
+    """What must fit on a host's disk, in GB (10^9 bytes)."""
+
+    checkpoint_gb: float
+    """One checkpoint of the whole model with its optimizer states."""
+    checkpoints_on_disk_gb: float
+    """Largest sum on one host: after a restore, SageMaker puts every host's files on every host."""
+    data_gb: float | None
+    model_gb: float
+    available_gb: float | None
+    fits: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A recipe, the catalogue's facts about it, and predictions."""
+
+    recipe: Recipe
+    recipe_hash: str
+    num_parameters: int
+    num_active_parameters: int
+    """Parameters that one token passes through (all of them in a dense model)."""
+    layout: MeshLayout
+    batch: BatchPlan
+    instances: tuple[InstancePlan, ...]
+    segments: tuple[Segment, ...]
+    memory: MemoryEstimate
+    step: StepEstimate
+    costs: tuple[CostEstimate, ...]
+    reliability: ReliabilityEstimate
+    disk: DiskBudget
+    catalog_version: str
+    notes: tuple[str, ...] = ()
+    """Assumptions a reader should know."""
+    schema_version: int = field(default=PLAN_SCHEMA_VERSION)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, stable keys."""
+        data: dict[str, Any] = encode(self)
+        return data

@@ -1,0 +1,101 @@
+"""The record of a launch: a folder that another process, or another day, can pick up.
+
+    runs/<run-id>/launch.lock      what was launched: resolved recipe, hashes, image, git commit, artefacts' digests
+    runs/<run-id>/artifacts/…      the bytes that were sent
+    runs/<run-id>/…                what the target keeps (the local target: hosts, logs, state)
+
+`launch.lock` is written, once, before anything is submitted, and never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chimera_sm.errors import UsageError
+from chimera_sm.paths import runs_dir
+from chimera_train.config import nearest
+
+LOCK_VERSION = 1
+LOCK_FILE = "launch.lock"
+
+
+def mint_run_id(name: str) -> str:
+    """`<name>-<UTC time>-<6 hex>`: sorts by time, fits SageMaker's job names (at most 63 characters)."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return f"{_safe(name)[:38].rstrip('-')}-{stamp}-{secrets.token_hex(3)}"
+
+
+def dry_run_id(name: str, recipe_hash: str) -> str:
+    """A dry run's id: the same recipe gives the same one."""
+    return f"{_safe(name)[:38].rstrip('-')}-dryrun-{recipe_hash[:12]}"
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-") or "run"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run's folder."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @classmethod
+    def create(cls, run_id: str, lock: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> RunRecord:
+        """Write the record, or raise FileExistsError: a record is never overwritten."""
+        path = runs_dir().resolve() / run_id
+        path.mkdir(parents=True)
+        for name, content in artifacts.items():
+            file = path / "artifacts" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        text = json.dumps({"lock_version": LOCK_VERSION, "run_id": run_id, **lock}, indent=2, sort_keys=True)
+        part = path / f".{LOCK_FILE}.part"
+        with part.open("w") as stream:
+            stream.write(text + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.rename(path / LOCK_FILE)
+        return cls(path)
+
+    @classmethod
+    def find(cls, run_id: str) -> RunRecord:
+        """The record of `run_id` (a unique beginning is enough, `last` is the newest), or UsageError."""
+        known = cls.list_ids()
+        if run_id == "last" and known:
+            return cls(runs_dir().resolve() / known[-1])
+        matches = [k for k in known if k == run_id] or [k for k in known if k.startswith(run_id)]
+        if len(matches) == 1:
+            return cls(runs_dir().resolve() / matches[0])
+        if matches:
+            raise UsageError(f"run {run_id!r} is ambiguous: {', '.join(matches)}")
+        hint = nearest(run_id, known)
+        raise UsageError(
+            f"no run {run_id!r} in {runs_dir()}",
+            fix=f"did you mean {hint}?" if hint else "CHIMERA_RUNS names the folder of the records",
+        )
+
+    @classmethod
+    def list_ids(cls) -> list[str]:
+        """Ids of all records, oldest first."""
+        folder = runs_dir()
+        locks = [p for p in folder.glob(f"*/{LOCK_FILE}")] if folder.is_dir() else []
+        return [p.parent.name for p in sorted(locks, key=lambda p: (p.stat().st_mtime_ns, p.parent.name))]
+
+    @property
+    def lock(self) -> dict[str, Any]:
+        """What was launched."""
+        data: dict[str, Any] = json.loads((self.path / LOCK_FILE).read_text())
+        return data

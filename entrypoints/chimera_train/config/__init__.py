@@ -1,0 +1,49 @@
+"""Definitions that the launching side and the container share: stdlib only, never torch."""
+
+from .batch import BatchPlan, batch_plan
+from .contract import MlRoot
+from .decode import ConfigError, canonical_json, decode, encode, nearest, sha256_of
+from .mesh import AXES, MeshLayout, layout
+from .schema import (
+    SCHEMA_VERSION,
+    CheckpointConfig,
+    DataConfig,
+    LayoutConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    Problem,
+    RecipeFile,
+    RopeScaling,
+    TrainConfig,
+    TrainRecipe,
+)
+
+__all__ = [
+    "AXES",
+    "SCHEMA_VERSION",
+    "BatchPlan",
+    "CheckpointConfig",
+    "ConfigError",
+    "DataConfig",
+    "LayoutConfig",
+    "MeshLayout",
+    "MlRoot",
+    "ModelConfig",
+    "OptimConfig",
+    "ParallelConfig",
+    "PrecisionConfig",
+    "Problem",
+    "RecipeFile",
+    "RopeScaling",
+    "TrainConfig",
+    "TrainRecipe",
+    "batch_plan",
+    "canonical_json",
+    "decode",
+    "encode",
+    "layout",
+    "nearest",
+    "sha256_of",
+]

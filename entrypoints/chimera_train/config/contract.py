@@ -1,0 +1,74 @@
+"""The container contract: folders, environment variables, exit codes, file names. Read by both sides.
+
+Folders and signals are SageMaker's (developer guide: "How Amazon SageMaker runs your training image", and the
+model-train-storage page, as archived in June 2023). The local target lays out the same tree elsewhere and says where
+in CHIMERA_ML_ROOT.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ML_ROOT_VARIABLE = "CHIMERA_ML_ROOT"
+DEFAULT_ML_ROOT = "/opt/ml"
+RUN_ID_VARIABLE = "CHIMERA_RUN_ID"
+"""Set by the launching side; every attempt of a run has the same."""
+ATTEMPT_VARIABLE = "CHIMERA_ATTEMPT"
+"""Counts starts of one run where the platform tells (1, 2, …); else unset."""
+GRACE_VARIABLE = "CHIMERA_GRACE_S"
+"""Seconds between SIGTERM and SIGKILL; SageMaker's `docker stop -t 120`."""
+DEFAULT_GRACE_S = 120.0
+
+CODE_CHANNEL = "code"
+RECIPE_FILE = "recipe.json"
+FAILURE_LIMIT = 1024
+"""Characters of `output/failure` that SageMaker shows as FailureReason."""
+
+EXIT_FINISHED = 0
+EXIT_FAILED = 1
+"""User code or configuration: a retry would fail again."""
+EXIT_RETRY = 75
+"""Hardware, network or a hang (EX_TEMPFAIL): worth a retry."""
+EXIT_STOPPED = 143
+"""Asked to stop, state saved (128 + SIGTERM)."""
+
+
+class MlRoot:
+    """The folders under /opt/ml, or under wherever CHIMERA_ML_ROOT points."""
+
+    def __init__(self, root: str | os.PathLike[str] | None = None):
+        self.root = Path(root or os.environ.get(ML_ROOT_VARIABLE) or DEFAULT_ML_ROOT)
+
+    def channel(self, name: str) -> Path:
+        return self.root / "input" / "data" / name
+
+    @property
+    def config(self) -> Path:
+        return self.root / "input" / "config"
+
+    @property
+    def resource_config(self) -> Path:
+        return self.config / "resourceconfig.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What SageMaker syncs to CheckpointConfig.S3Uri and restores, as the union, on every host."""
+        return self.root / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def output(self) -> Path:
+        return self.root / "output"
+
+    @property
+    def failure(self) -> Path:
+        return self.output / "failure"
+
+    @property
+    def metrics(self) -> Path:
+        """Folder of the metric files, one a host."""
+        return self.output / "data" / "metrics"

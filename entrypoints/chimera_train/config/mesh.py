@@ -1,0 +1,134 @@
+"""The arithmetic of ranks: one definition for the planner and for the trainer.
+
+Axes, outermost first: pipeline, data_parallel (replicas), fully_sharded, context, tensor. Ranks are numbered host by
+host, so the innermost axis, tensor, stays inside a host and pipeline stages fall on different hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .decode import ConfigError
+from .schema import ParallelConfig, Problem, divisors
+
+AXES = ("pipeline", "data_parallel", "fully_sharded", "context", "tensor")
+
+
+@dataclass(frozen=True)
+class MeshLayout:
+    """How `hosts` × `workers_per_host` ranks factor into the axes. All degrees are resolved (no None)."""
+
+    hosts: int
+    workers_per_host: int
+    pipeline: int
+    data_parallel: int
+    fully_sharded: int
+    context: int
+    tensor: int
+    expert: int
+
+    @property
+    def world_size(self) -> int:
+        return self.hosts * self.workers_per_host
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Ranks that see different samples: replicas × shards."""
+        return self.data_parallel * self.fully_sharded
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(getattr(self, axis) for axis in AXES)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Position of `rank` on every axis.
+
+        >>> layout(ParallelConfig(tensor_parallel=2), hosts=2, workers_per_host=2).coordinates(3)
+        {'pipeline': 0, 'data_parallel': 0, 'fully_sharded': 1, 'context': 0, 'tensor': 1}
+        """
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is not in a world of {self.world_size}")
+        position = {}
+        for axis in reversed(AXES):
+            rank, position[axis] = divmod(rank, getattr(self, axis))
+        return {axis: position[axis] for axis in AXES}
+
+    def data_rank(self, rank: int) -> int:
+        """Index of `rank`'s samples among `data_parallel_size` shares."""
+        at = self.coordinates(rank)
+        return at["data_parallel"] * self.fully_sharded + at["fully_sharded"]
+
+    def host_of(self, rank: int) -> int:
+        return rank // self.workers_per_host
+
+    def ranks(self) -> Iterator[int]:
+        return iter(range(self.world_size))
+
+
+def layout(parallel: ParallelConfig, *, hosts: int, workers_per_host: int) -> MeshLayout:
+    """Factor the world, or raise ConfigError with the product that went wrong and the degrees that would do."""
+    world = hosts * workers_per_host
+    fixed = parallel.pipeline_parallel * parallel.data_parallel * parallel.context_parallel * parallel.tensor_parallel
+    product = (
+        f"pipeline_parallel {parallel.pipeline_parallel} × data_parallel {parallel.data_parallel} × "
+        f"context_parallel {parallel.context_parallel} × tensor_parallel {parallel.tensor_parallel}"
+    )
+    machines = f"{hosts} host{'s' if hosts > 1 else ''} × {workers_per_host} workers = {world} ranks"
+    if workers_per_host % parallel.tensor_parallel:
+        raise ConfigError(
+            [
+                Problem(
+                    "parallel.tensor_parallel",
+                    f"{parallel.tensor_parallel} does not divide the {workers_per_host} workers of a host; "
+                    "tensor parallel stays inside a host",
+                    f"use one of {divisors(workers_per_host)}",
+                )
+            ]
+        )
+    if parallel.fully_sharded is None:
+        if world % fixed:
+            raise ConfigError(
+                [
+                    Problem(
+                        "parallel",
+                        f"{product} = {fixed} does not divide {machines}",
+                        f"choose degrees whose product divides {world}",
+                    )
+                ]
+            )
+        sharded = world // fixed
+    else:
+        sharded = parallel.fully_sharded
+        if fixed * sharded != world:
+            fix = f"parallel.fully_sharded={world // fixed}" if world % fixed == 0 else "null takes what is left"
+            raise ConfigError(
+                [
+                    Problem(
+                        "parallel.fully_sharded",
+                        f"{product} × fully_sharded {sharded} = {fixed * sharded}, but there are {machines}",
+                        fix,
+                    )
+                ]
+            )
+    if sharded * parallel.context_parallel % parallel.expert_parallel:
+        raise ConfigError(
+            [
+                Problem(
+                    "parallel.expert_parallel",
+                    f"{parallel.expert_parallel} does not divide fully_sharded × context_parallel = "
+                    f"{sharded * parallel.context_parallel}",
+                    f"use one of {divisors(sharded * parallel.context_parallel)}",
+                )
+            ]
+        )
+    return MeshLayout(
+        hosts=hosts,
+        workers_per_host=workers_per_host,
+        pipeline=parallel.pipeline_parallel,
+        data_parallel=parallel.data_parallel,
+        fully_sharded=sharded,
+        context=parallel.context_parallel,
+        tensor=parallel.tensor_parallel,
+        expert=parallel.expert_parallel,
+    )

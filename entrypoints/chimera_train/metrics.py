@@ -1,0 +1,77 @@
+"""The one table of metrics, and the line that carries them: standard library only.
+
+Everything that reads a training log (CloudWatch metric definitions, progress, ETA, comparison) derives its pattern
+from `METRICS`, so a metric is added in one place.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PREFIX = "chimera"
+UNKNOWN = "unknown"
+NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|nan|inf)"
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    unit: str
+    description: str
+    digits: int
+    """Significant digits in the line."""
+
+    @property
+    def regex(self) -> str:
+        """Pattern with one group, as CloudWatch's MetricDefinitions wants it (at most 500 characters)."""
+        return rf"{PREFIX} step=.*\b{self.name}=({NUMBER})"
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("loss", "nats/token", "training loss, mean over the global batch's valid tokens", 9),
+    Metric("tokens_per_s", "tokens/s", "tokens of the whole job a second, waiting for data included", 5),
+    Metric("mfu", "ratio", "model FLOPs utilisation: 6 N + 12 L h s per token over the dense bf16 peak", 4),
+    Metric("data_wait_s", "s", "time the step waited for its data, slowest rank of the host", 4),
+    Metric("mem_gib", "GiB", "peak memory of the device since the last line (resident set size on CPU)", 4),
+    Metric("grad_norm", "", "global L2 norm of the gradients before clipping", 9),
+    Metric("lr", "", "learning rate of the step", 6),
+    Metric("step_s", "s", "wall time of the step", 5),
+)
+BY_NAME = {metric.name: metric for metric in METRICS}
+_LINE = re.compile(rf"\b{PREFIX} step=([0-9]+)((?: [a-z_]+=\S+)+)")
+
+
+def format_line(step: int, values: Mapping[str, float | None]) -> str:
+    """`chimera step=3 loss=2.5 …` in the table's order; None prints `unknown`; an unlisted name is an error."""
+    unlisted = set(values) - set(BY_NAME)
+    if unlisted:
+        raise ValueError(f"not in the metric table: {', '.join(sorted(unlisted))}")
+    parts = [f"{PREFIX} step={step}"]
+    for metric in METRICS:
+        if metric.name in values:
+            value = values[metric.name]
+            parts.append(f"{metric.name}={UNKNOWN if value is None else f'{value:.{metric.digits}g}'}")
+    return " ".join(parts)
+
+
+def parse_line(line: str) -> dict[str, float] | None:
+    """The metrics of a log line (`step` among them, unknown ones left out), or None for any other line."""
+    match = _LINE.search(line)
+    if not match:
+        return None
+    found = {"step": float(match.group(1))}
+    for pair in match.group(2).split():
+        name, _, text = pair.partition("=")
+        if name in BY_NAME and text != UNKNOWN:
+            try:
+                found[name] = float(text)
+            except ValueError:
+                return None  # a torn line
+    return found
+
+
+def is_finite(value: float) -> bool:
+    return math.isfinite(value)
