@@ -276,7 +276,7 @@ class Recipe:
 
     def with_origins(self, origins: Mapping[str, str]) -> Recipe:
         """Not a field: two recipes with equal values are equal, wherever the values came from."""
-        object.__setattr__(self, "_origins", dict(origins))
+        object.__setattr__(self, "_origins", origins)
         return self
 
     @property
