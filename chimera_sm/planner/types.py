@@ -1,6 +1,6 @@
 """What a plan says. Later work adds fields and renames none: `schema_version` counts the additions.
 
-None means unknown, everywhere: an unknown price, a memory that nothing predicts. It is printed as "unknown", never as 0.
+None means unknown, everywhere: an unknown price, a memory that nothing predicts. It prints as "unknown", never as 0.
 """
 
 from __future__ import annotations

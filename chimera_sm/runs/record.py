@@ -91,7 +91,7 @@ class RunRecord:
     def list_ids(cls) -> list[str]:
         """Ids of all records, oldest first."""
         folder = runs_dir()
-        locks = [p for p in folder.glob(f"*/{LOCK_FILE}")] if folder.is_dir() else []
+        locks = list(folder.glob(f"*/{LOCK_FILE}")) if folder.is_dir() else []
         return [p.parent.name for p in sorted(locks, key=lambda p: (p.stat().st_mtime_ns, p.parent.name))]
 
     @property

@@ -64,6 +64,8 @@ class Target(Protocol):
     """Where a run runs. Nothing but `submit`, `status`, `logs`, `stop` and `resume` may open a socket."""
 
     name: str
+    request_file: str
+    """The artefact that is the request itself: what `launch --dry-run --json` prints."""
 
     def render(self, plan: Plan, run_id: str) -> Artifacts: ...
 

@@ -1,0 +1,49 @@
+"""Options and output that several commands share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def recipe_options(function: Command) -> Command:
+    """OVERRIDES and --recipes."""
+    function = click.argument("overrides", nargs=-1)(function)
+    return click.option(
+        "--recipes",
+        "recipes",
+        multiple=True,
+        type=click.Path(),
+        metavar="DIR",
+        help="Folder of your team's recipes, searched before the shipped ones. May be given more than once.",
+    )(function)
+
+
+def json_option(function: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else on stdout.")(function)
+
+
+def run_argument(function: Command) -> Command:
+    return click.argument("run_id", metavar="RUN", default="last")(function)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def print_findings(findings: list[Any]) -> None:
+    """One line a finding, and its fix below it."""
+    for finding in findings:
+        click.echo(f"{finding.severity}: {finding.where}: {finding.message} [{finding.id}]")
+        if finding.fix:
+            click.echo(f"  fix: {finding.fix}")

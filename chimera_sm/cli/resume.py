@@ -1,0 +1,26 @@
+"""`resume`: go on from the newest complete checkpoint."""
+
+from __future__ import annotations
+
+import click
+
+from .follow import follow
+from .options import json_option, print_json, run_argument
+
+
+@click.command(name="resume")
+@run_argument
+@click.option("--detach", is_flag=True, help="Return at once.")
+@json_option
+def command(run_id: str, detach: bool, as_json: bool) -> int | None:
+    """Go on with RUN from its newest complete checkpoint."""
+    from chimera_sm.sdk import Run
+
+    run = Run.attach(run_id).resume()
+    if as_json:
+        print_json({"run_id": run.id, "state": run.status().state})
+        return None
+    if detach or run.target.name != "local":
+        click.echo(f"{run.id} goes on; chimera_sm status {run.id} says how it does")
+        return None
+    return follow(run)
