@@ -3,6 +3,7 @@
 from .batch import BatchPlan, batch_plan
 from .contract import MlRoot
 from .decode import ConfigError, canonical_json, decode, encode, nearest, sha256_of
+from .flops import flops_per_token, num_active_parameters, num_parameters
 from .mesh import AXES, MeshLayout, layout
 from .schema import (
     SCHEMA_VERSION,
@@ -43,7 +44,10 @@ __all__ = [
     "canonical_json",
     "decode",
     "encode",
+    "flops_per_token",
     "layout",
     "nearest",
+    "num_active_parameters",
+    "num_parameters",
     "sha256_of",
 ]
