@@ -46,10 +46,9 @@ def compose(overrides: Sequence[str] = (), *, recipes: Sequence[str | os.PathLik
     >>> compose(["recipe=70b", "train.num_steps=10"]).parallel.tensor_parallel
     8
     """
-    with _hydra(search_path(recipes)) as session:
-        choices = session.split(overrides)
-        data = session.compose(choices)
-    return build(data, session.origins(choices))
+    session = _session(search_path(recipes))
+    choices = session.split(overrides)
+    return build(session.compose(choices), session.origins(choices))
 
 
 def build(data: Any, origins: Origins) -> Recipe:
@@ -91,7 +90,6 @@ class Session:
     def __init__(self, loader: ConfigLoader, folders: Sequence[Path]):
         self.loader = loader
         self.folders = folders
-        self.path_override = [f"hydra.searchpath=[{','.join(_quoted(f) for f in folders[1:])}]"] if folders[1:] else []
 
     def groups(self) -> list[str]:
         found = {
@@ -106,7 +104,7 @@ class Session:
 
     def split(self, overrides: Sequence[str]) -> Choices:
         from hydra.core.override_parser.overrides_parser import OverridesParser
-        from hydra.errors import OverrideParseException
+        from hydra.errors import HydraException
 
         parser = OverridesParser.create()
         groups = self.groups()
@@ -119,7 +117,7 @@ class Session:
                 )
             try:
                 override = parser.parse_override(text)
-            except OverrideParseException as error:
+            except HydraException as error:
                 raise UsageError(
                     f"{text!r} cannot be read: {str(error).splitlines()[0]}", fix="quote odd characters: KEY='…'"
                 ) from None
@@ -174,7 +172,7 @@ class Session:
         try:
             config = self.loader.load_configuration(
                 config_name=ROOT_CONFIG,
-                overrides=[*self.path_override, *choices.groups, *choices.values],
+                overrides=[*choices.groups, *choices.values],
                 run_mode=RunMode.RUN,
                 from_shell=False,
             )
@@ -198,7 +196,7 @@ class Session:
     def _settings(self, choices: Choices) -> list[Setting]:
         from hydra.types import RunMode
 
-        defaults = self.loader.compute_defaults_list(ROOT_CONFIG, [*self.path_override, *choices.groups], RunMode.RUN)
+        defaults = self.loader.compute_defaults_list(ROOT_CONFIG, choices.groups, RunMode.RUN)
         found: list[Setting] = []
         for item in defaults.defaults:
             if item.config_path is None or item.config_path.startswith("hydra"):
@@ -211,23 +209,21 @@ class Session:
         return found + [(None, key, text) for key, text in choices.value_keys]
 
 
-def _quoted(folder: Path) -> str:
-    return "'file://" + str(folder).replace("'", "\\'") + "'"
+def _session(folders: Sequence[Path]) -> Session:
+    """A Hydra configuration loader of its own. Hydra's public entry has one primary folder, which must hold the root
+    file, and one global state, which is the caller's; the loader behind it takes any search path and touches neither.
+    """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra.core.plugins import Plugins
 
-
-@contextmanager
-def _hydra(folders: Sequence[Path]) -> Iterator[Session]:
-    """A Hydra session that leaves the caller's own Hydra, if there is one, as it was."""
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
-    before = GlobalHydra.get_state()
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(folders[0]), version_base="1.3"):
-            yield Session(GlobalHydra.instance().config_loader(), folders)
-    finally:
-        GlobalHydra.set_state(before)
+    Plugins.instance()  # registers the file:// and pkg:// sources
+    path = ConfigSearchPathImpl()
+    path.append("hydra", "pkg://hydra.conf")
+    for number, folder in enumerate(folders):
+        path.append("main" if number == 0 else f"recipes-{number}", f"file://{folder}")
+    path.append("schema", "structured://")
+    return Session(ConfigLoaderImpl(config_search_path=path), folders)
 
 
 @contextmanager

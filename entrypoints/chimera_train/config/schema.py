@@ -242,6 +242,7 @@ class OptimConfig:
     """Global L2 norm to which gradients are clipped; 0 does not clip."""
     schedule: LearningRateSchedule = "cosine"
     warmup_steps: int = 0
+    """Steps of linear warm-up; a run shorter than that (a trial) ends on its slope."""
     decay_steps: int | None = None
     """`wsd` only: length of the final linear decay; None takes a tenth of the run."""
 
@@ -401,10 +402,6 @@ class TrainRecipe:
                     f"{parallel.expert_parallel} does not divide model.num_experts={model.num_experts}",
                     f"use one of {divisors(model.num_experts) if model.num_experts else [1]}",
                 )
-            )
-        if optim.warmup_steps > train.num_steps:
-            problems.append(
-                Problem("optim.warmup_steps", f"{optim.warmup_steps} exceeds train.num_steps={train.num_steps}")
             )
         if optim.decay_steps is not None and optim.decay_steps + optim.warmup_steps > train.num_steps:
             problems.append(
