@@ -1,0 +1,5 @@
+"""SageMaker training jobs."""
+
+from .target import SageMakerTarget
+
+__all__ = ["SageMakerTarget"]
