@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from chimera_sm.aws.bundle import Bundle
@@ -60,6 +61,18 @@ class Finding:
     """A dry run may show it; submit refuses it. Errors always block."""
 
 
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where, on this machine, a run's model can be read from."""
+
+    checkpoints: Path
+    """Folder of the `step-…` folders of all hosts."""
+    recipe: Path
+    """The `recipe.json` that it was trained with."""
+    tokenizer: Path | None
+    """`tokenizer.json` of the shards; None where they are not at hand."""
+
+
 class Target(Protocol):
     """Where a run runs. Nothing but `submit`, `status`, `logs`, `stop` and `resume` may open a socket."""
 
@@ -83,6 +96,10 @@ class Target(Protocol):
 
     def metrics(self, record: RunRecord) -> list[dict[str, Any]]:
         """One dict a logged step: `step` and what the metric table names."""
+        ...
+
+    def model_files(self, record: RunRecord) -> ModelFiles:
+        """Files of the run's model on this machine. Raises UsageError when they are elsewhere, and says where."""
         ...
 
     def stop(self, record: RunRecord) -> None:

@@ -1,0 +1,38 @@
+"""`generate`: text sampled from a run's model."""
+
+from __future__ import annotations
+
+import click
+
+from chimera_sm.errors import EXIT_DONE, RunFailed
+
+from .container import run_module
+from .options import json_option, run_argument
+
+
+@click.command(name="generate")
+@run_argument
+@click.option("--prompt", default="def ", show_default=True, help="Text to go on from.")
+@click.option("--max-new-tokens", type=int, default=120, show_default=True)
+@click.option("--temperature", type=float, default=0.8, show_default=True, help="0 always takes the likeliest token.")
+@click.option(
+    "--top-k", type=int, default=50, show_default=True, help="Sample from the K likeliest tokens; 0 from all."
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@json_option
+def command(
+    run_id: str, prompt: str, max_new_tokens: int, temperature: float, top_k: int, seed: int, as_json: bool
+) -> int:
+    """Sample text from the newest checkpoint of RUN."""
+    from chimera_sm.sdk import Run
+
+    run = Run.attach(run_id)
+    files = run.target.model_files(run.record)
+    arguments = ["--checkpoints", str(files.checkpoints), "--recipe", str(files.recipe)]
+    arguments += ["--tokenizer", str(files.tokenizer), "--prompt", prompt, "--seed", str(seed), "--top-k", str(top_k)]
+    arguments += ["--max-new-tokens", str(max_new_tokens), "--temperature", str(temperature)]
+    if as_json:
+        arguments.append("--json")
+    if run_module("chimera_train.generate", arguments) != EXIT_DONE:
+        raise RunFailed(f"no text from {run.id}; the message above says why")
+    return EXIT_DONE

@@ -1,0 +1,107 @@
+"""The command line: what it prints, and which exit code it leaves with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from chimera_sm.cli.main import COMMANDS, run
+from chimera_sm.recipe.compose import compose
+from chimera_train.config import encode
+
+
+def test_help_lists_every_command(capsys):
+    assert run(["--help"]) == 0
+    out = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"\n  {name} " in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    if name == "data":
+        assert run(["data", "--help"]) == 0
+    else:
+        assert run([name, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    assert run(["lunch"]) == 2
+    assert "Did you mean launch?" in capsys.readouterr().err
+
+
+def test_recipes_lists_them_by_size(capsys):
+    assert run(["recipes", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["recipe"] for row in rows] == ["tiny", "1b", "8b", "8x7b", "70b", "405b"]
+    assert rows[4]["instance"] == "ml.p4d.24xlarge"
+    assert run(["recipes"]) == 0
+    table = capsys.readouterr().out
+    assert "32 × ml.p4d.24xlarge" in table
+    assert "70.6B" in table
+
+
+def test_recipes_show_prints_what_composes_to_the_same(capsys):
+    assert run(["recipes", "show", "70b", "train.seed=5"]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown == encode(compose(["recipe=70b", "train.seed=5"]))
+
+
+def test_recipes_explain(capsys):
+    assert run(["recipes", "explain", "70b", "train.seed", "train.seed=5"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["override train.seed=5", "train.seed = 5"]
+    assert run(["recipes", "explain", "70b", "instances.count", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["value"] == 32
+    assert "recipe/70b.yaml:" in found["settings"][-1]
+
+
+def test_a_wrong_recipe_exits_2_with_one_message(capsys):
+    assert run(["plan", "recipe=70b", "train.num_stepz=3"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "error: train.num_stepz: no such key",
+        "  set by: override train.num_stepz=3",
+        "  fix: did you mean train.num_steps?",
+    ]
+
+
+def test_an_unknown_run_exits_2(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHIMERA_RUNS", str(tmp_path))
+    for command in ("status", "logs", "stop", "resume"):
+        assert run([command, "nothing"]) == 2
+        assert "no run 'nothing'" in capsys.readouterr().err
+
+
+def test_a_bug_of_ours_exits_1(capsys, monkeypatch):
+    monkeypatch.setattr("chimera_sm.sdk.compose", lambda *_, **__: 1 / 0)
+    assert run(["plan"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+HEAVY = "{'torch', 'sagemaker', 'boto3', 'botocore', 'hydra', 'rich', 'moto', 'transformers', 'pandas'}"
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import chimera_sm", HEAVY),
+        ("from chimera_sm.cli.main import run; run(['--help'])", HEAVY),
+        (
+            "from chimera_sm.cli.main import run; run(['launch', 'recipe=70b', '--dry-run', '--json'])",
+            "{'torch', 'sagemaker', 'moto', 'pandas'}",
+        ),
+        ("from chimera_sm.cli.main import run; run(['plan', 'recipe=tiny'])", "{'torch', 'sagemaker', 'boto3'}"),
+    ],
+)
+def test_heavy_packages_stay_out(statement, heavy):
+    code = f"import sys\n{statement}\nprint(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
