@@ -92,12 +92,12 @@ HEAVY = "{'torch', 'sagemaker', 'boto3', 'botocore', 'hydra', 'rich', 'moto', 't
     ("statement", "heavy"),
     [
         ("import chimera_sm", HEAVY),
-        ("from chimera_sm.cli.main import run; run(['--help'])", HEAVY),
+        ("from chimera_sm.cli.main import run; assert run(['--help']) == 0", HEAVY),
         (
-            "from chimera_sm.cli.main import run; run(['launch', 'recipe=70b', '--dry-run', '--json'])",
+            "from chimera_sm.cli.main import run; assert run(['launch', 'recipe=70b', '--dry-run', '--json']) == 0",
             "{'torch', 'sagemaker', 'moto', 'pandas'}",
         ),
-        ("from chimera_sm.cli.main import run; run(['plan', 'recipe=tiny'])", "{'torch', 'sagemaker', 'boto3'}"),
+        ("from chimera_sm.cli.main import run; assert run(['plan', 'recipe=tiny']) == 0", "{'torch', 'sagemaker', 'boto3'}"),
     ],
 )
 def test_heavy_packages_stay_out(statement, heavy):
