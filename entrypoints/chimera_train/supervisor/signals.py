@@ -1,0 +1,43 @@
+"""Signals as something a loop can wait for. A process that is PID 1 gets no signal it has no handler for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Mapping
+from types import FrameType
+
+PARENT_VARIABLE = "CHIMERA_PARENT_PID"
+"""Set by the local target: when this process is no longer our parent, we are asked to stop."""
+
+
+class Signals:
+    """SIGTERM and SIGINT set `stop_requested`; they and SIGCHLD end a `wait` early."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        self.stop_requested = False
+        self._parent = int(environment.get(PARENT_VARIABLE, "0"))
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def install(self) -> None:
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a signal comes or the time is over."""
+        if not self.stop_requested and self._parent and os.getppid() != self._parent:
+            self.stop_requested = True
+            return
+        select.select([self._read], [], [], max(0.0, timeout_s))
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._read, 4096):
+                pass
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.stop_requested = True
