@@ -53,7 +53,7 @@ def describe(session: Session, name: str, run_id: str) -> dict[str, Any] | None:
         tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
     if tags.get(RUN_ID_TAG) != run_id:
         raise AwsRefused(
-            f"a training job {name} exists in {session.region} and has no tag {RUN_ID_TAG}={run_id}: it is not of this run",
+            f"a training job {name} exists in {session.region}, but is of another run: no tag {RUN_ID_TAG}={run_id}",
             fix="launch under another run id",
         )
     return job

@@ -1,0 +1,100 @@
+"""Rules over the plan: what the catalogue and the predictions say against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chimera_sm.catalog import UnknownInstance, offered
+from chimera_sm.recipe.schema import LOCAL
+from chimera_train.config.mesh import SUPPORTED_AXES
+
+from .registry import Context, Said, plan_rule
+
+SLOW_RESTORE_GB = 500.0
+
+
+@plan_rule("memory_fits", "parallel")
+def memory_fits(context: Context) -> Iterator[Said]:
+    memory = context.plan.memory
+    if memory.fits is False:
+        parts = sorted(memory.components_gib.items(), key=lambda item: -item[1])[:3]
+        largest = ", ".join(f"{name} {gib:.1f}" for name, gib in parts)
+        yield Said(
+            f"rank {memory.rank} needs {memory.total_gib:.1f} GiB of {memory.capacity_gib:.1f} GiB "
+            f"(largest: {largest})",
+            "shard over more ranks, use a smaller train.micro_batch_size, train.activation_checkpointing=full, or "
+            "accelerators with more memory",
+        )
+
+
+@plan_rule("disk_fits", "checkpoint.keep_last")
+def disk_fits(context: Context) -> Iterator[Said]:
+    disk = context.plan.disk
+    if disk.fits is False:
+        data = "unknown" if disk.data_gb is None else f"{disk.data_gb:.0f}"
+        yield Said(
+            f"a host has {disk.available_gb:.0f} GB and needs: checkpoints {disk.checkpoints_on_disk_gb:.0f}, "
+            f"data {data}, model {disk.model_gb:.0f}",
+            "use checkpoint=fsx and data=fsx, a larger instances.volume_gb, or a type with larger NVMe disks",
+        )
+
+
+@plan_rule("slow_restore", "checkpoint.storage", severity="warning")
+def slow_restore(context: Context) -> Iterator[Said]:
+    """SageMaker restores the whole checkpoint prefix on every host before a job starts again."""
+    recipe, total = context.plan.recipe, context.plan.disk.checkpoints_on_disk_gb
+    if recipe.target.name != LOCAL and recipe.checkpoint.storage == "per_host" and total > SLOW_RESTORE_GB:
+        yield Said(
+            f"every host downloads {total:,.0f} GB of checkpoints whenever the job starts again",
+            "use data=fsx checkpoint=fsx",
+        )
+
+
+@plan_rule("instance_offered", "instances.type", severity="warning")
+def instance_offered(context: Context) -> Iterator[Said]:
+    region = context.plan.recipe.env.region
+    for choice in context.plan.instances:
+        if choice.type == LOCAL:
+            continue
+        try:
+            found = offered(choice.type, region)
+        except UnknownInstance:
+            continue
+        if found is False:
+            yield Said(
+                f"{choice.type} is not offered in {region}, as far as the catalogue knows",
+                "choose another env.region or instances",
+            )
+
+
+@plan_rule("fallback_world", "instances.fallbacks")
+def fallback_world(context: Context) -> Iterator[Said]:
+    """Degrees are planned for one world size; a worker that finds another stops at once."""
+    plan = context.plan
+    for index, choice in enumerate(plan.instances):
+        world = choice.count * choice.workers_per_host
+        if choice.role == "fallback" and world != plan.layout.world_size:
+            yield Said(
+                f"{choice.count} × {choice.type} makes {world} ranks, the plan has {plan.layout.world_size}",
+                f"a count that makes {plan.layout.world_size}",
+                where=f"instances.fallbacks[{index - 1}]",
+            )
+
+
+@plan_rule("trainer_support", "parallel", severity="warning", blocks_submit=True)
+def trainer_support(context: Context) -> Iterator[Said]:
+    """What the trainer in the bundle refuses to run; a dry run may plan it all the same."""
+    for axis in ("pipeline", "context", "tensor", "expert"):
+        degree = getattr(context.plan.layout, axis)
+        if degree > 1 and axis not in SUPPORTED_AXES:
+            yield Said(
+                f"{degree}: the container would refuse it; its trainer runs {' and '.join(SUPPORTED_AXES)} only",
+                f"set parallel.{axis}_parallel=1",
+                where=f"parallel.{axis}_parallel",
+            )
+
+
+@plan_rule("placeholder", "env", severity="warning", blocks_submit=True)
+def placeholder(context: Context) -> Iterator[Said]:
+    for missing in context.artifacts.placeholders:
+        yield Said(f"is not set; {missing.value} stands for it in this dry run", missing.fix, where=missing.key)
