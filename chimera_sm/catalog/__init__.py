@@ -5,7 +5,7 @@ Look-ups are typed, need no network and read only the file they need. What no so
 
 from __future__ import annotations
 
-from .errors import NoImage, UnknownInstance, UnknownRegion
+from .errors import NoImage, UnknownInstance, UnknownName, UnknownRegion
 from .images import training_image
 from .instances import Instance, instance, instance_types
 from .prices import Price, SpotHistory, offered, price, spot_bucket, spot_history
@@ -21,6 +21,7 @@ __all__ = [
     "Region",
     "SpotHistory",
     "UnknownInstance",
+    "UnknownName",
     "UnknownRegion",
     "catalog_version",
     "instance",

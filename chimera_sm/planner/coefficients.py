@@ -1,0 +1,26 @@
+"""The numbers behind the predictions: `data/coefficients.csv`, each with its unit, source and date."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from pathlib import Path
+
+FILE = Path(__file__).parent / "data" / "coefficients.csv"
+
+
+@functools.cache
+def _table() -> dict[tuple[str, str], float]:
+    with FILE.open(newline="", encoding="utf-8") as file:
+        return {(row["name"], row["scope"]): float(row["value"]) for row in csv.DictReader(file)}
+
+
+def coefficient(name: str, scope: str = "") -> float:
+    """The value for `scope` (an accelerator family, a spot bucket), or the general one where the scope has none."""
+    table = _table()
+    return table[name, scope] if (name, scope) in table else table[name, ""]
+
+
+def has_scope(name: str, scope: str) -> bool:
+    """Whether a value was fitted for just this scope."""
+    return (name, scope) in _table()

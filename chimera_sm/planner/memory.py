@@ -1,0 +1,165 @@
+"""Peak memory of one accelerator of the most loaded rank, component by component, in closed form.
+
+It counts what the trainer does: FSDP2 with fp32 master weights, gradients and AdamW moments (16 bytes a stored
+parameter), layers gathered in the compute dtype, attention without a score matrix, a loss computed in chunks with its
+gradients, and 1F1B's micro-batches in flight. With tensor parallel, the residual stream is taken to be split over the
+sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chimera_train.config import BatchPlan, MeshLayout, ModelConfig, ParallelConfig, PrecisionConfig, TrainConfig
+from chimera_train.config.flops import embedding_parameters
+
+from .coefficients import coefficient
+from .parameters import StageParameters, stage_parameters
+from .types import MemoryEstimate
+
+GIB = 2**30
+MASTER_BYTES = 4
+"""float32 parameters, and as much again for gradients."""
+MOMENTS_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occupancy:
+    """What decides memory: a recipe's sections and its layout."""
+
+    model: ModelConfig
+    train: TrainConfig
+    parallel: ParallelConfig
+    precision: PrecisionConfig
+    layout: MeshLayout
+    batch: BatchPlan
+
+    @property
+    def element_bytes(self) -> int:
+        return 2 if self.precision.param_dtype == "bfloat16" else 4
+
+    @property
+    def tokens(self) -> float:
+        return self.batch.micro_batch_size * self.batch.sequence_length / self.layout.context
+
+    @property
+    def gradients_stay_whole(self) -> bool:
+        """Reduced once, after the last micro-batch: asked for, or by the schedule of a pipeline."""
+        deferred = self.parallel.defer_gradient_sync and self.batch.accumulation_steps > 1
+        return deferred or self.layout.pipeline > 1
+
+
+def estimate_memory(case: Occupancy, capacity_gib: float | None) -> MemoryEstimate:
+    """The peak over all pipeline stages; `rank` is the first of the fullest stage."""
+    stages = [stage_memory_gib(case, stage) for stage in range(case.layout.pipeline)]
+    fullest = max(range(len(stages)), key=lambda stage: sum(stages[stage].values()))
+    components = stages[fullest]
+    total = sum(components.values())
+    return MemoryEstimate(
+        rank=fullest * (case.layout.world_size // case.layout.pipeline),
+        components_gib=components,
+        total_gib=total,
+        capacity_gib=capacity_gib,
+        fits=None if capacity_gib is None else total <= coefficient("usable_memory") * capacity_gib,
+    )
+
+
+def stage_memory_gib(case: Occupancy, stage: int) -> dict[str, float]:
+    held = stage_parameters(case.model, case.layout, stage)
+    last = stage == case.layout.pipeline - 1
+    parts = {
+        "parameters": MASTER_BYTES * held.stored,
+        "gradients": gradient_bytes(case, held),
+        "optimizer": MOMENTS_BYTES * held.stored,
+        "gathered_parameters": gathered_bytes(case, held),
+        "activations": activation_bytes(case, stage, held.layers),
+        "logits": logits_bytes(case) if last else 0.0,
+    }
+    gib = {name: size / GIB for name, size in parts.items()}
+    gib["overhead"] = coefficient("memory_overhead_gib") + coefficient("fragmentation") * sum(gib.values())
+    return gib
+
+
+def gradient_bytes(case: Occupancy, held: StageParameters) -> float:
+    """Shards in float32, and what is whole before it is reduced: one layer in both dtypes, or a stage."""
+    reduce_bytes = 2 if case.precision.reduce_dtype == "bfloat16" else 4
+    if case.gradients_stay_whole:
+        whole = held.gathered * reduce_bytes
+    else:
+        whole = held.largest_unit * (case.element_bytes + reduce_bytes)
+    return MASTER_BYTES * held.stored + whole
+
+
+def gathered_bytes(case: Occupancy, held: StageParameters) -> float:
+    """The layer at work and the one fetched ahead; all of them where they are not resharded after forward. A tied
+    matrix stays whole between its two uses."""
+    if case.layout.pipeline > 1 or not case.parallel.reshard_after_forward:
+        return held.gathered * case.element_bytes
+    tied = embedding_parameters(case.model) / case.layout.tensor if case.model.tie_embeddings else 0.0
+    return min(2 * held.largest_unit + tied, held.gathered) * case.element_bytes
+
+
+def activation_bytes(case: Occupancy, stage: int, layers: int) -> float:
+    """Kept for backward by every micro-batch in flight, and the working set of the layer whose backward runs."""
+    kept = {
+        "none": whole_layer_bytes_per_token(case),
+        "selective": selective_bytes_per_token(case),
+        "full": residual_width(case) * case.element_bytes,
+    }[case.train.activation_checkpointing]
+    working = coefficient("working_set_layers") * whole_layer_bytes_per_token(case)
+    return case.tokens * (kept * layers * in_flight(case, stage) + working)
+
+
+def residual_width(case: Occupancy) -> float:
+    return case.model.hidden_size / case.layout.tensor
+
+
+def _widths(case: Occupancy) -> tuple[float, float, float, float]:
+    """Per rank: query heads, key (or value) heads, SwiGLU (of all experts of a token), heads."""
+    model, tensor = case.model, case.layout.tensor
+    head_dim = model.attention_head_dim
+    mlp = model.intermediate_size * max(1, model.experts_per_token) / tensor
+    return model.num_heads * head_dim / tensor, model.num_kv_heads * head_dim / tensor, mlp, model.num_heads / tensor
+
+
+def whole_layer_bytes_per_token(case: Occupancy) -> float:
+    """All that backward reads of one layer: the inputs and outputs of both norms, queries, keys, values, attention's
+    output and its float32 normaliser, and the SwiGLU's gate and up. Uncompiled, its silu and product too."""
+    query, key, mlp, heads = _widths(case)
+    mlp_tensors = 2 if case.train.compile else 4
+    routed = residual_width(case) * 2 * case.model.experts_per_token  # tokens copied to experts, and their outputs
+    elements = 4 * residual_width(case) + 2 * query + 2 * key + mlp_tensors * mlp + routed
+    return case.element_bytes * elements + 4 * heads
+
+
+def selective_bytes_per_token(case: Occupancy) -> float:
+    """The layer's input, attention's output and every second product of matrices: keys, attention's projection and
+    the SwiGLU's up in a dense layer; with experts, gate and down of the routed copies."""
+    query, key, mlp, heads = _widths(case)
+    elements = 2 * residual_width(case) + query + key + mlp
+    if case.model.num_experts:
+        elements += residual_width(case) * case.model.experts_per_token
+    return case.element_bytes * elements + 4 * heads
+
+
+def in_flight(case: Occupancy, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at once."""
+    micro_batches, stages = case.batch.accumulation_steps, case.layout.pipeline
+    if stages == 1:
+        return 1.0
+    if case.parallel.pipeline_schedule == "gpipe":
+        return float(micro_batches)
+    held = float(min(micro_batches, stages - stage))
+    if case.parallel.pipeline_schedule == "interleaved_1f1b":
+        # Megatron's factor on the first stage: 1 + (p - 1) / (p v).
+        held = min(micro_batches, stages) * (1 + (stages - 1) / (stages * coefficient("interleaved_stages")))
+    return held
+
+
+def logits_bytes(case: Occupancy) -> float:
+    """Logits of one chunk (compute dtype, float32, gradient in compute dtype) and the head's gradient, whole, in
+    float32 and in the compute dtype."""
+    tokens = min(case.tokens, case.train.loss_chunk_tokens or case.tokens)
+    vocabulary = case.model.vocab_size / case.layout.tensor
+    head = embedding_parameters(case.model) / case.layout.tensor
+    return tokens * vocabulary * (2 * case.element_bytes + 4) + head * (4 + case.element_bytes)

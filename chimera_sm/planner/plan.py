@@ -1,0 +1,259 @@
+"""From a recipe to a plan: catalogue facts, layout, and predictions. Pure: no network, no torch, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from chimera_sm import catalog
+from chimera_sm.errors import RecipeError
+from chimera_sm.recipe.schema import LOCAL, InstanceChoice, Recipe
+from chimera_train.config import (
+    BatchPlan,
+    ConfigError,
+    MeshLayout,
+    Problem,
+    batch_plan,
+    flops_per_token,
+    layout,
+    num_active_parameters,
+    num_parameters,
+)
+
+from . import cost, reliability
+from .coefficients import coefficient
+from .disk import checkpoint_gb, estimate_disk
+from .memory import Occupancy, estimate_memory
+from .notes import notes
+from .segments import split
+from .step_time import NOT_PREDICTED, Workload, estimate_step, unknown_step
+from .types import CostEstimate, InstancePlan, Plan, ReliabilityEstimate, Segment, StepEstimate
+
+Result = TypeVar("Result")
+
+
+def plan(recipe: Recipe) -> Plan:
+    """Work out everything that can be said before a run.
+
+    Raises RecipeError with every problem found: unknown instance types and regions, degrees that do not multiply to
+    the machines, batches that do not divide, fallbacks that the job could not run on.
+    """
+    problems: list[Problem] = []
+    if recipe.env.region not in catalog.regions():
+        _collect(problems, "env.region", lambda: catalog.region(recipe.env.region))
+    instances = _instances(recipe, problems)
+    mesh, batch = _layout(recipe, instances, problems)
+    if problems or mesh is None or batch is None:
+        raise RecipeError(problems, recipe.origins)
+
+    machine = None if recipe.instances.type == LOCAL else catalog.instance(recipe.instances.type)
+    parameters = num_parameters(recipe.model)
+    memory = estimate_memory(
+        Occupancy(
+            model=recipe.model,
+            train=recipe.train,
+            parallel=recipe.parallel,
+            precision=recipe.precision,
+            layout=mesh,
+            batch=batch,
+        ),
+        machine.accelerator_memory_gib if machine else None,
+    )
+    step = _step(recipe, mesh, batch, machine)
+    costs, reliable, segments = _run(recipe, parameters, machine, step)
+    return Plan(
+        recipe=recipe,
+        recipe_hash=recipe.hash,
+        num_parameters=parameters,
+        num_active_parameters=num_active_parameters(recipe.model),
+        layout=mesh,
+        batch=batch,
+        instances=tuple(instances),
+        segments=segments,
+        memory=memory,
+        step=step,
+        costs=costs,
+        reliability=reliable,
+        disk=estimate_disk(recipe, parameters, instances[0].nvme_gb),
+        catalog_version=catalog.catalog_version(),
+        notes=notes(recipe, mesh, machine),
+    )
+
+
+def _collect(problems: list[Problem], key: str, look_up: Callable[[], Result]) -> Result | None:
+    """The result, or None and a problem of `key`."""
+    try:
+        return look_up()
+    except catalog.UnknownName as error:
+        problems.append(Problem(key, error.message, error.fix))
+        return None
+
+
+def _instances(recipe: Recipe, problems: list[Problem]) -> list[InstancePlan]:
+    chosen = recipe.instances
+    keys = ["instances", *(f"instances.fallbacks[{i}]" for i in range(len(chosen.fallbacks)))]
+    plans = []
+    for key, choice in zip(keys, [chosen, *chosen.fallbacks], strict=True):
+        found = _instance(recipe, key, choice, problems)
+        if found is not None:
+            plans.append(found)
+    group = plans[0] if plans and plans[0].role == "group" else None
+    for key, found in zip(keys[1:], plans[1:], strict=False):
+        if group and (found.count, found.workers_per_host) != (group.count, group.workers_per_host):
+            problems.append(
+                Problem(
+                    key,
+                    f"{found.count} × {found.workers_per_host} workers, but the job is laid out for "
+                    f"{group.count} × {group.workers_per_host}",
+                    "a fallback has as many hosts, and as many accelerators in each",
+                )
+            )
+    return plans
+
+
+def _instance(recipe: Recipe, key: str, choice: InstanceChoice, problems: list[Problem]) -> InstancePlan | None:
+    role = "group" if key == "instances" else "fallback"
+    workers = recipe.instances.workers_per_host
+    if choice.type == LOCAL:
+        if role == "fallback":
+            problems.append(Problem(f"{key}.type", "this machine is no fallback for a job", "remove it"))
+            return None
+        return InstancePlan(
+            type=LOCAL,
+            count=choice.count,
+            role="group",
+            accelerator=None,
+            accelerators_per_host=0,
+            workers_per_host=workers or 1,
+            accelerator_memory_gib=None,
+            peak_tflops=None,
+            efa_interfaces=0,
+            network_gbps=None,
+            nvme_gb=0.0,
+        )
+    facts = _collect(problems, f"{key}.type", lambda: catalog.instance(choice.type))
+    if facts is None:
+        return None
+    if not facts.training:
+        problems.append(Problem(f"{key}.type", f"{facts.type} is not offered for SageMaker training jobs"))
+    if facts.is_trainium:
+        problems.append(
+            Problem(
+                f"{key}.type",
+                f"{facts.type} has Trainium chips; the trainer runs on NVIDIA GPUs",
+                "use a p or g type",
+            )
+        )
+    if workers is not None and workers > facts.accelerators:
+        problems.append(
+            Problem(
+                "instances.workers_per_host",
+                f"{workers} exceeds the {facts.accelerators} accelerators of {facts.type}",
+                "null starts one worker an accelerator",
+            )
+        )
+        return None
+    return InstancePlan(
+        type=facts.type,
+        count=choice.count,
+        role="group" if role == "group" else "fallback",
+        accelerator=facts.accelerator,
+        accelerators_per_host=facts.accelerators,
+        workers_per_host=workers or facts.accelerators,
+        accelerator_memory_gib=facts.accelerator_memory_gib,
+        peak_tflops=facts.bf16_tflops,
+        efa_interfaces=facts.efa_interfaces,
+        network_gbps=facts.network_gbps,
+        nvme_gb=facts.nvme_gb,
+    )
+
+
+def _layout(
+    recipe: Recipe, instances: list[InstancePlan], problems: list[Problem]
+) -> tuple[MeshLayout | None, BatchPlan | None]:
+    """Ranks and batches, where the machines are known; their problems join the others."""
+    if not instances or instances[0].role != "group":
+        return None, None
+    group = instances[0]
+    try:
+        mesh = layout(recipe.parallel, hosts=group.count, workers_per_host=group.workers_per_host)
+        return mesh, batch_plan(recipe.train, mesh)
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return None, None
+
+
+def _step(recipe: Recipe, mesh: MeshLayout, batch: BatchPlan, machine: catalog.Instance | None) -> StepEstimate:
+    if machine is None:
+        return unknown_step(flops_per_token(recipe.model, batch.sequence_length), NOT_PREDICTED)
+    return estimate_step(
+        Workload(
+            model=recipe.model,
+            train=recipe.train,
+            parallel=recipe.parallel,
+            precision=recipe.precision,
+            layout=mesh,
+            batch=batch,
+            instance=machine,
+        )
+    )
+
+
+def _run(
+    recipe: Recipe, parameters: int, machine: catalog.Instance | None, step: StepEstimate
+) -> tuple[tuple[CostEstimate, ...], ReliabilityEstimate, tuple[Segment, ...]]:
+    """Costs by kind of capacity, failures, and the cut into jobs."""
+    capacity, train, interval = recipe.capacity, recipe.train, recipe.checkpoint.interval_steps
+    if machine is None:
+        this_machine = CostEstimate(
+            kind=capacity.kind, chosen=True, usd_per_hour=None, price_basis="this machine", usd=None, days=None
+        )
+        nothing = ReliabilityEstimate(
+            failures_per_day=None,
+            failures_expected=None,
+            spot_interruption_bucket=None,
+            checkpoint_interval_steps=interval,
+            recommended_interval_steps=None,
+            basis=NOT_PREDICTED,
+        )
+        one_job = split(
+            num_steps=train.num_steps,
+            step_s=None,
+            startup_s=0,
+            max_run_hours=capacity.max_run_hours,
+            max_wait_hours=capacity.max_wait_hours,
+        )
+        return (this_machine,), nothing, one_job
+
+    run = cost.RunShape(
+        step_s=step.total_s,
+        num_steps=train.num_steps,
+        interval_steps=interval,
+        stall_s=reliability.checkpoint_stall_s(checkpoint_gb(parameters), recipe.instances.count),
+        hosts=recipe.instances.count,
+        instance=machine,
+        num_experts=recipe.model.num_experts,
+        max_run_s=capacity.max_run_hours * 3600,
+        spot_bucket=catalog.spot_bucket(machine.type, recipe.env.region),
+    )
+    price = catalog.price(machine.type, recipe.env.region)
+    costs = tuple(cost.estimate_cost(run, kind, kind == capacity.kind, price, step.basis) for kind in cost.KINDS)
+    days = next(c.days for c in costs if c.chosen)
+    reliable = reliability.estimate_reliability(
+        interruptions=cost.interruptions(run, capacity.kind),
+        spot_bucket=run.spot_bucket,
+        interval_steps=interval,
+        num_steps=train.num_steps,
+        step_s=step.total_s,
+        stall_s=run.stall_s,
+        days=days.p50 if days else None,
+    )
+    span = cost.duration(run, capacity.kind)
+    segments = split(
+        num_steps=train.num_steps,
+        step_s=span.billed_h * 3600 / train.num_steps if span else None,
+        startup_s=coefficient("startup_s"),
+        max_run_hours=capacity.max_run_hours,
+        max_wait_hours=capacity.max_wait_hours,
+    )
+    return costs, reliable, segments
