@@ -13,6 +13,8 @@ from .decode import ConfigError
 from .schema import ParallelConfig, Problem, divisors
 
 AXES = ("pipeline", "data_parallel", "fully_sharded", "context", "tensor")
+SUPPORTED_AXES = ("data_parallel", "fully_sharded")
+"""Axes that the trainer runs at a degree above 1. A plan may have others; a worker refuses them."""
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,10 @@ class ParallelConfig:
     pipeline_schedule: PipelineSchedule = "1f1b"
     reshard_after_forward: bool = True
     """Free the gathered parameters after forward (ZeRO-3) instead of keeping them for backward (ZeRO-2)."""
+    defer_gradient_sync: bool = False
+    """Keep gradients whole over the micro-batches of a step and scatter them once, in the last. Saves traffic
+    (precision.reduce_dtype's bytes × parameters a micro-batch), costs memory (the same bytes, unsharded).
+    False keeps a shard only. Replicas (data_parallel) are always reduced once a step."""
 
     def validate(self) -> list[Problem]:
         problems = []

@@ -1,0 +1,117 @@
+"""The training loop: fetch, compute gradients, step, report, save."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import torch
+
+from . import faults
+from .checkpoint import Checkpointer, LoopState
+from .config import MlRoot, RecipeFile, batch_plan, layout
+from .config.contract import EXIT_FINISHED, EXIT_STOPPED
+from .data.loader import Loader
+from .distributed import Worker, set_collective_timeout
+from .model import Decoder, initialize
+from .optim import build_optimizer, learning_rate, set_learning_rate
+from .parallel import build_mesh, check_supported, parallelize
+from .reporter import Reporter
+from .signals import StopRequest
+from .step import StepResult, finish_gradients, forward_backward
+
+GC_INTERVAL_STEPS = 100
+"""Python's garbage is collected by all ranks in the same step: a pause of one is a pause of all."""
+
+
+class Trainer:
+    """One worker's part of a run. Construct and call on all ranks alike."""
+
+    def __init__(self, recipe_file: RecipeFile, worker: Worker, root: MlRoot, run_id: str):
+        recipe = recipe_file.recipe
+        mesh_layout = layout(
+            recipe.parallel, hosts=recipe_file.layout.hosts, workers_per_host=recipe_file.layout.workers_per_host
+        )
+        check_supported(mesh_layout)
+        self.recipe, self.worker = recipe, worker
+        self.plan = batch_plan(recipe.train, mesh_layout)
+        self.loader = Loader(
+            recipe.data,
+            recipe.train,
+            folder=root.channel(recipe.data.channel) / recipe.data.path,
+            data_rank=mesh_layout.data_rank(worker.rank),
+            data_parallel_size=mesh_layout.data_parallel_size,
+            accumulation_steps=self.plan.accumulation_steps,
+            vocab_size=recipe.model.vocab_size,
+        )
+        self.reporter = Reporter(recipe_file, self.plan, worker, root)
+
+        self.mesh = build_mesh(mesh_layout, worker.device.type)
+        with torch.device("meta"):
+            self.model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
+        parallelize(self.model, recipe, self.mesh)
+        self.model.to_empty(device=worker.device)
+        self.optimizer = build_optimizer(self.model, recipe.optim)
+
+        self.checkpointer = Checkpointer(
+            recipe.checkpoint, root=root, run_id=run_id, recipe=recipe_file, layout=mesh_layout
+        )
+        state = self.checkpointer.load(self.model, self.optimizer)
+        if state is None:
+            initialize(self.model, recipe.train.seed)
+            state = LoopState(step=0, tokens_seen=0, samples_seen=0)
+        else:
+            self.loader.load_state_dict(state.loader)
+        self.step, self.tokens_seen, self.samples_seen = state.step, state.tokens_seen, state.samples_seen
+
+    def run(self, stop: StopRequest) -> int:
+        """Train to the end, or to the end of the step in which a stop is asked for; returns the exit code."""
+        train, interval = self.recipe.train, self.recipe.checkpoint.interval_steps
+        self.reporter.say(
+            f"{self.recipe.name}: {sum(p.numel() for p in self.model.parameters()):,} parameters, "
+            f"{self.worker.world_size} × {self.worker.device.type}, {self.plan.tokens_per_step:,} tokens a step "
+            f"({self.plan.accumulation_steps} micro-batches a rank), steps {self.step + 1} to {train.num_steps}"
+        )
+        gc.disable()
+        first_step, stopping = self.step + 1, False
+        self.reporter.restart_clock()
+        while self.step < train.num_steps and not stopping:
+            self.step += 1
+            stopping = self._train_step(stop).stop
+            if self.step == first_step:
+                set_collective_timeout(self.mesh, train.collective_timeout_s)
+            if self.step % GC_INTERVAL_STEPS == 0:
+                gc.collect()
+            last = stopping or self.step == train.num_steps
+            if last or (interval and self.step % interval == 0):
+                self._save()
+        self.loader.close()
+        return EXIT_FINISHED if self.step == train.num_steps else EXIT_STOPPED
+
+    def _train_step(self, stop: StopRequest) -> StepResult:
+        lr = learning_rate(self.step, self.recipe.optim, self.plan.num_steps)
+        set_learning_rate(self.optimizer, lr)
+        batch = self.loader.next_step()
+        sums = forward_backward(self.model, self.recipe, batch.micro_batches, self.worker.device)
+        result = finish_gradients(
+            self.model, self.recipe.optim, sums, step=self.step, stop=stop.requested, wait_s=batch.wait_s
+        )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.tokens_seen += self.plan.tokens_per_step
+        self.samples_seen += self.plan.global_batch_size
+        self.reporter.step_done(self.step, loss=result.loss, grad_norm=result.grad_norm, lr=lr, waits_s=result.waits_s)
+        faults.at("step", step=self.step, rank=self.worker.rank)
+        return result
+
+    def _save(self) -> None:
+        started = time.perf_counter()
+        state = LoopState(
+            step=self.step,
+            tokens_seen=self.tokens_seen,
+            samples_seen=self.samples_seen,
+            loader=self.loader.state_dict(),
+        )
+        self.checkpointer.save(self.step, self.model, self.optimizer, state)
+        self.reporter.say(f"checkpoint of step {self.step} saved in {time.perf_counter() - started:.1f} s")
+        self.reporter.restart_clock()

@@ -1,0 +1,83 @@
+"""Next-token cross-entropy, summed over valid tokens, whose logits never stand whole in memory.
+
+The loss is a sum, not a mean. The training loop divides gradients once by the number of valid tokens of the whole
+global batch, so micro-batches, ranks and documents of unequal length weigh by their tokens, and any split of the
+batch gives the same step.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+IGNORE_INDEX = -100
+"""A label that is no target."""
+
+
+class LossSum(NamedTuple):
+    """Sums over the valid tokens of one micro-batch; all are scalars on the device."""
+
+    total: Tensor
+    """What backward starts from: cross-entropy plus the weighted load-balancing loss."""
+    cross_entropy: Tensor
+    """Detached, float32, in nats."""
+    num_tokens: Tensor
+    """Valid tokens, int64."""
+
+    @classmethod
+    def of(cls, cross_entropy: Tensor, labels: Tensor, balances: list[Tensor], coefficient: float) -> LossSum:
+        """The load-balancing loss (mean over layers) counts once a token, so that it survives the division."""
+        num_tokens = (labels != IGNORE_INDEX).sum()
+        total = cross_entropy
+        if balances and coefficient:
+            total = total + coefficient * num_tokens * torch.stack(balances).mean()
+        return cls(total, cross_entropy.detach(), num_tokens)
+
+
+def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int) -> Tensor:
+    """Sum of cross-entropies of softmax(hidden @ weight.T) against `labels`, float32 scalar.
+
+    hidden [..., D], weight [V, D], labels [...] with IGNORE_INDEX for no target. Gradients are computed chunk by
+    chunk in the forward pass, while a chunk's logits exist; nothing is recomputed in the backward pass, and
+    the weight is not read there. `chunk_tokens` 0 is one chunk.
+    """
+    tokens = labels.numel()
+    return _ChunkedCrossEntropy.apply(
+        hidden.reshape(tokens, -1), weight, labels.reshape(tokens), chunk_tokens or tokens, torch.is_grad_enabled()
+    )
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int, with_grad: bool) -> Tensor:
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        if with_grad:
+            grad_hidden = torch.empty_like(hidden)
+            # float32 even where the weight is bfloat16: the sum over chunks would lose the small ones.
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        for start in range(0, len(labels), chunk_tokens):
+            chunk = slice(start, start + chunk_tokens)
+            target = labels[chunk]
+            valid = target != IGNORE_INDEX
+            target = target.where(valid, 0)
+            rows = torch.arange(len(target), device=target.device)
+            logits = (hidden[chunk] @ weight.T).float()
+            log_normalizer = logits.logsumexp(dim=-1)
+            loss += (log_normalizer - logits[rows, target]).where(valid, 0.0).sum()
+            if with_grad:
+                grad = logits.sub_(log_normalizer[:, None]).exp_()  # softmax, in the memory of the logits
+                grad[rows, target] -= 1.0
+                grad = grad.mul_(valid[:, None]).to(hidden.dtype)
+                grad_hidden[chunk] = grad @ weight
+                grad_weight += grad.T @ hidden[chunk]
+        if with_grad:
+            ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx, upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        # In place, because the weight's gradient is the largest tensor of the step. A second backward would raise.
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden.mul_(upstream), grad_weight.mul_(upstream), None, None, None

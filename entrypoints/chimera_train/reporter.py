@@ -1,0 +1,85 @@
+"""Metric lines on stdout and, at full precision, in a file of each host."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+
+import torch
+
+from .config import BatchPlan, MlRoot, RecipeFile
+from .config.contract import ATTEMPT_VARIABLE
+from .config.flops import flops_per_token
+from .distributed import Worker
+from .metrics import format_line
+
+
+class Reporter:
+    """Averages over the steps since its last line. Silent on all but the first worker of a host."""
+
+    def __init__(self, recipe_file: RecipeFile, plan: BatchPlan, worker: Worker, root: MlRoot):
+        self.interval = recipe_file.recipe.train.log_interval
+        self.plan = plan
+        self.worker = worker
+        self.attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
+        flops = flops_per_token(recipe_file.recipe.model, plan.sequence_length)
+        peak = recipe_file.peak_tflops
+        self.mfu_per_token_rate = flops / (worker.world_size * peak * 1e12) if peak else None
+        if worker.leads_host:
+            root.metrics.mkdir(parents=True, exist_ok=True)
+            self.file = (root.metrics / f"host-{worker.host}.jsonl").open("a", buffering=1)
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Begin a new window, so that what is not a step (a checkpoint) is not counted as one."""
+        self.started = time.perf_counter()
+        self.steps = 0
+        self.wait_s = 0.0
+
+    def step_done(self, step: int, *, loss: float, grad_norm: float, lr: float, waits_s: Sequence[float]) -> None:
+        """`waits_s`: every rank's wait for its data in this step, by rank."""
+        self.steps += 1
+        first = self.worker.host * self.worker.local_world_size
+        self.wait_s += max(waits_s[first : first + self.worker.local_world_size])
+        if step % self.interval and step != self.plan.num_steps:
+            return
+        step_s = (time.perf_counter() - self.started) / self.steps
+        if self.worker.leads_host:
+            tokens_per_s = self.plan.tokens_per_step / step_s
+            values = {
+                "loss": loss,
+                "tokens_per_s": tokens_per_s,
+                "mfu": None if self.mfu_per_token_rate is None else tokens_per_s * self.mfu_per_token_rate,
+                "data_wait_s": self.wait_s / self.steps,
+                "mem_gib": peak_memory_gib(self.worker.device),
+                "grad_norm": grad_norm,
+                "lr": lr,
+                "step_s": step_s,
+            }
+            print(format_line(step, values), flush=True)
+            record = {"step": step, **values, "time": time.time(), "attempt": self.attempt}
+            self.file.write(json.dumps(record) + "\n")
+        self.restart_clock()
+
+    def say(self, text: str) -> None:
+        """A plain line, once a job."""
+        if self.worker.is_first:
+            print(text, flush=True)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """On a GPU the most that torch's allocator held since the last call; on a CPU the process's resident set now."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_reserved(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak / 2**30
+    try:
+        with open("/proc/self/statm") as statm:
+            pages = int(statm.read().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
+    except OSError:  # no /proc: macOS, which counts bytes here
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**30

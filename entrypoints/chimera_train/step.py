@@ -1,0 +1,85 @@
+"""The gradients of one optimizer step: forward and backward, one reduction, check, clip."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .config import OptimConfig, TrainRecipe
+from .model import Decoder
+from .optim import clip_factor, local_grad_norm_squared, scale_gradients
+from .parallel import set_gradient_sync
+
+
+class NotFinite(RuntimeError):
+    """Loss or gradient norm is not a number. The weights were not moved."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What all ranks know of a step, bit for bit the same."""
+
+    loss: float
+    """Cross-entropy in nats, mean over the valid tokens of the global batch."""
+    grad_norm: float
+    """Before clipping."""
+    stop: bool
+    """Some rank was asked to stop."""
+    waits_s: list[float]
+    """By rank: seconds that it waited for its data."""
+
+
+def forward_backward(
+    model: Decoder, recipe: TrainRecipe, micro_batches: list[np.ndarray], device: torch.device
+) -> Tensor:
+    """Accumulate gradients of the loss summed over tokens; the host does not wait for the device.
+
+    micro_batches: int64 [B, S + 1] each; inputs are [:, :-1] and labels [:, 1:]; -100 is a label that does not count.
+    Returns this rank's sum of cross-entropies and count of valid tokens, float64 [2] on the device.
+    """
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for index, micro_batch in enumerate(micro_batches):
+        tokens = torch.from_numpy(micro_batch)
+        if device.type == "cuda":
+            tokens = tokens.pin_memory().to(device, non_blocking=True)
+        set_gradient_sync(model, recipe, last_micro_batch=index == len(micro_batches) - 1)
+        # As an input, what is no label stands for token 0.
+        loss = model(tokens[:, :-1].clamp(min=0), tokens[:, 1:])
+        loss.total.backward()
+        sums += torch.stack((loss.cross_entropy, loss.num_tokens)).double()
+    return sums
+
+
+def finish_gradients(
+    model: Decoder, optim: OptimConfig, sums: Tensor, *, step: int, stop: bool = False, wait_s: float = 0.0
+) -> StepResult:
+    """Divide the gradients by the global count of valid tokens, and clip them. Collective.
+
+    All that ranks must agree on travels in one all-reduce, and reading it is the one time in a step that the host waits
+    for the device: loss, tokens, gradient norm, the wish to stop, and each rank's wait for data.
+    Raises NotFinite, on all ranks alike, before the optimizer has moved anything.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    parameters = list(model.parameters())
+    of_host = torch.zeros(1 + world_size, dtype=torch.float64)
+    of_host[0] = stop
+    of_host[1 + rank] = wait_s
+    norm_squared = local_grad_norm_squared(parameters, world_size)
+    agreed = torch.cat((sums, norm_squared[None], of_host.to(sums.device, non_blocking=True)))
+    dist.all_reduce(agreed)
+    loss_sum, num_tokens, norm_squared, stops, *waits_s = agreed.tolist()
+    if num_tokens == 0:
+        raise NotFinite(f"step {step}: no valid token in the whole global batch; look at the data")
+    result = StepResult(loss_sum / num_tokens, math.sqrt(norm_squared) / num_tokens, stops > 0, waits_s)
+    if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+        raise NotFinite(
+            f"step {step}: loss={result.loss} grad_norm={result.grad_norm}. The weights were not moved, and the last "
+            "checkpoint stands. Lower optim.learning_rate, lengthen optim.warmup_steps or look at the data, then resume"
+        )
+    scale_gradients(parameters, clip_factor(result.grad_norm, optim.max_grad_norm) / num_tokens)
+    return result
