@@ -1,4 +1,4 @@
-"""The store's rules, on checkpoints made of a few bytes: what is complete, what is torn and why, what may be deleted."""
+"""The store's rules, on checkpoints of a few bytes: what is complete, what is torn and why, what may be deleted."""
 
 import dataclasses
 import hashlib
@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from chimera_train.checkpoint import CheckpointError, CheckpointStore, LoopState
 from chimera_train.checkpoint.manifest import (
     Checksum,
@@ -22,8 +25,6 @@ from chimera_train.checkpoint.manifest import (
     unseal,
 )
 from chimera_train.checkpoint.store import UPLOADED, UPLOADING, share, victims, write_once
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 
 def write_file(folder: Path, name: str, data: bytes) -> FileEntry:
