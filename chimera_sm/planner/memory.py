@@ -33,6 +33,8 @@ class Occupancy:
     precision: PrecisionConfig
     layout: MeshLayout
     batch: BatchPlan
+    overhead_gib: float
+    """Of the runtime itself: device context, communication buffers, workspaces."""
 
     @property
     def element_bytes(self) -> int:
@@ -76,7 +78,7 @@ def stage_memory_gib(case: Occupancy, stage: int) -> dict[str, float]:
         "logits": logits_bytes(case) if last else 0.0,
     }
     gib = {name: size / GIB for name, size in parts.items()}
-    gib["overhead"] = coefficient("memory_overhead_gib") + coefficient("fragmentation") * sum(gib.values())
+    gib["overhead"] = case.overhead_gib + coefficient("fragmentation") * sum(gib.values())
     return gib
 
 

@@ -56,6 +56,7 @@ def plan(recipe: Recipe) -> Plan:
             precision=recipe.precision,
             layout=mesh,
             batch=batch,
+            overhead_gib=coefficient("memory_overhead_gib", "" if machine else LOCAL),
         ),
         machine.accelerator_memory_gib if machine else None,
     )

@@ -28,8 +28,9 @@ def batch_plan(train: TrainConfig, layout: MeshLayout) -> BatchPlan:
     """Work the batch out, or raise ConfigError with the nearest global batch sizes that divide."""
     per_pass = train.micro_batch_size * layout.data_parallel_size
     if train.global_batch_size % per_pass:
+        smallest = per_pass * layout.pipeline
         below = train.global_batch_size // per_pass * per_pass
-        nearest = [str(n) for n in (below, below + per_pass) if n > 0]
+        nearest = [str(n) for n in (below, below + per_pass) if n >= smallest] or [str(smallest)]
         raise ConfigError(
             [
                 Problem(
