@@ -67,20 +67,6 @@ def instance_offered(context: Context) -> Iterator[Said]:
             )
 
 
-@plan_rule("fallback_world", "instances.fallbacks")
-def fallback_world(context: Context) -> Iterator[Said]:
-    """Degrees are planned for one world size; a worker that finds another stops at once."""
-    plan = context.plan
-    for index, choice in enumerate(plan.instances):
-        world = choice.count * choice.workers_per_host
-        if choice.role == "fallback" and world != plan.layout.world_size:
-            yield Said(
-                f"{choice.count} × {choice.type} makes {world} ranks, the plan has {plan.layout.world_size}",
-                f"a count that makes {plan.layout.world_size}",
-                where=f"instances.fallbacks[{index - 1}]",
-            )
-
-
 @plan_rule("trainer_support", "parallel", severity="warning", blocks_submit=True)
 def trainer_support(context: Context) -> Iterator[Said]:
     """What the trainer in the bundle refuses to run; a dry run may plan it all the same."""
