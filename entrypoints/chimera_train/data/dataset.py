@@ -6,6 +6,7 @@ and which tokenizer made them. It is written last, so a folder without one is no
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import json
@@ -162,7 +163,7 @@ class TokenDataset:
         """
         parts: list[np.ndarray] = []
         documents: list[int] = []
-        number = int(np.searchsorted(self._token_ends, start, side="right"))
+        number = bisect.bisect_right(self._token_ends, start)
         while start < stop:
             shard = self._shard(number)
             base = self._token_ends[number] - shard.num_tokens

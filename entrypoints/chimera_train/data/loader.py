@@ -13,6 +13,7 @@ found in O(1).
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Iterator
@@ -101,6 +102,9 @@ class Loader:
                 self.num_samples,
                 train.global_batch_size,
             )
+        self._permutation = functools.lru_cache(maxsize=2)(
+            lambda epoch: Permutation(self.num_samples, derive_seed(train.seed, epoch))
+        )
         self._consumed = 0
         self._prefetcher: Prefetcher[MicroBatch] | None = None
         self._produce: Iterator[MicroBatch] | None = None
@@ -200,5 +204,5 @@ class Loader:
         indices = np.empty_like(within)
         for epoch in np.unique(epochs).tolist():
             chosen = epochs == epoch
-            indices[chosen] = Permutation(self.num_samples, derive_seed(self._train.seed, epoch))(within[chosen])
+            indices[chosen] = self._permutation(epoch)(within[chosen])
         return indices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections import deque
@@ -25,6 +26,8 @@ class Prefetcher(Generic[T]):
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="data-prefetch", daemon=True)
         self._thread.start()
+        # A daemon thread that is inside numpy when the interpreter ends aborts the process (Python < 3.14).
+        atexit.register(self.close)
 
     def _run(self) -> None:
         try:
@@ -62,5 +65,6 @@ class Prefetcher(Generic[T]):
             self._closed = True
             self._ready.clear()
             self._changed.notify_all()
+        atexit.unregister(self.close)
         if os.getpid() == self._process:
             self._thread.join()
