@@ -31,6 +31,8 @@ class RunStatus:
     tokens_per_s: float | None = None
     eta_s: float | None = None
     exit_code: int | None = None
+    needs_resume: bool = False
+    """Nothing will move this run on but a resume: what drove it is gone, though it has not ended."""
 
     @property
     def ended(self) -> bool:

@@ -1,0 +1,64 @@
+"""The shards that a local run reads: where they are, whether they do, and how the demo's corpus is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from chimera_sm.errors import UsageError
+from chimera_sm.paths import cache_dir, entrypoints_dir
+
+from .job import Channel
+
+DATASET_FILE = "dataset.json"
+
+
+def channel_folder(channel: Channel) -> Path:
+    """The folder that hosts see as the channel."""
+    if channel.location == "stdlib":
+        version = f"py{sys.version_info.major}.{sys.version_info.minor}"
+        return cache_dir() / "data" / f"stdlib-{version}-v{channel.vocab_size}"
+    assert channel.uri is not None, "the recipe's validation requires it"
+    return Path(channel.uri).expanduser().resolve()
+
+
+def is_prepared(channel: Channel) -> bool:
+    return (channel_folder(channel) / channel.path / DATASET_FILE).is_file()
+
+
+def check_shards(channel: Channel, model_vocab_size: int) -> str | None:
+    """What is wrong with the shards, in words. A stdlib corpus that is not there yet will be prepared."""
+    folder = channel_folder(channel) / channel.path
+    file = folder / DATASET_FILE
+    if not file.is_file():
+        if channel.location == "stdlib":
+            return None
+        if not folder.is_dir():
+            return f"data.uri: no folder {folder}"
+        return f"data.uri: {folder} holds no {DATASET_FILE}; make shards with `chimera_sm data prepare`"
+    try:
+        vocab_size = int(json.loads(file.read_text())["vocab_size"])
+    except (ValueError, KeyError, TypeError):
+        return f"data.uri: {file} is damaged; prepare the shards anew"
+    if vocab_size > model_vocab_size:
+        return (
+            f"model.vocab_size={model_vocab_size} is smaller than the {vocab_size} of the tokenizer that made {folder}"
+        )
+    return None
+
+
+def prepare_corpus(channel: Channel) -> None:
+    """Make the stdlib corpus and its tokenizer, once a machine; shows its own progress on stderr."""
+    folder = channel_folder(channel)
+    command = [sys.executable, "-m", "chimera_train.data.prepare", "--source", "stdlib"]
+    command += ["--train-tokenizer", str(channel.vocab_size), "--output", str(folder)]
+    path = os.pathsep.join(p for p in (str(entrypoints_dir()), os.environ.get("PYTHONPATH", "")) if p)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=2, check=False)
+    if done.returncode != 0:
+        raise UsageError(
+            f"the corpus could not be prepared in {folder} (exit code {done.returncode}; the reason is above)",
+            fix="launch again: what is done is kept",
+        )

@@ -1,0 +1,260 @@
+"""The process that drives a local run in the background: `python -m chimera_sm.targets.local.driver <run folder>`.
+
+It does what SageMaker does around the containers: starts one launch.py a host, syncs the checkpoint folders, restarts
+after failures that are worth it, and says in state.json how the run does. The command returns once that is written;
+the driver itself goes on, detached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from chimera_train.config.contract import (
+    ATTEMPT_VARIABLE,
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_RETRY,
+    EXIT_STOPPED,
+    ML_ROOT_VARIABLE,
+)
+
+from .environment import free_port, host_environment, visible_devices
+from .layout import RunFolder
+from .process import ProcessId, signal_process
+from .state import HostState, LocalState, read_state, write_state
+from .sync import CheckpointSync
+
+PEERS_GRACE_S = 15.0
+"""What other hosts get to end after one has failed."""
+POLL_S = 0.2
+SYNC_S = 1.0
+LOCK_FILE = "driver.lock"
+
+
+class Driver:
+    """Runs the hosts of one run until it has ended."""
+
+    def __init__(self, run: RunFolder):
+        self._run = run
+        self._job = run.job()
+        before = read_state(run.path)
+        self._leftovers = [h.process for h in before.hosts.values() if h.process] if before else []
+        self._state = LocalState(
+            state="provisioning",
+            driver=ProcessId.of(os.getpid()),
+            attempt=before.attempt if before else 0,
+            hosts=before.hosts if before else {},
+        )
+        self._stop_requested = False
+        folders = {h: run.ml(h).checkpoints for h in self._job.host_names if not run.ml(h).checkpoints.is_symlink()}
+        self._sync = CheckpointSync(folders, run.store)
+        self._sync_problem = ""
+        self._next_sync = 0.0
+        self._devices = visible_devices(self._job)
+
+    def announce(self) -> None:
+        """Write the first state: from here on every other process knows of this driver."""
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGINT, self._on_stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        write_state(self._run.path, self._state)
+
+    def run(self) -> None:
+        """Attempt after attempt, until the run has ended."""
+        self._end_leftovers()
+        last_attempt = self._state.attempt + self._job.max_attempts
+        while True:
+            self._update(state="downloading", attempt=self._state.attempt + 1)
+            restored = self._restore()
+            self._say(f"attempt {self._state.attempt}: {restored} checkpoint files restored on every host")
+            if self._stop_requested:
+                self._update(state="stopped", reason="stopped before the hosts were started", exit_code=EXIT_STOPPED)
+                return
+            hosts = self._start_hosts()
+            self._update(state="running", reason="", hosts=self._host_states(hosts))
+            self._watch(hosts)
+            self._update(state="uploading", hosts=self._host_states(hosts))
+            self._scan(settle_s=0.0)
+            codes = {name: process.returncode for name, process in hosts.items()}
+            self._say(f"attempt {self._state.attempt} ended: {codes}")
+            state, code, reason = self._judge(codes)
+            if state == "restarting" and self._state.attempt >= last_attempt:
+                state, reason = "failed", f"gave up after {self._job.max_attempts} attempts: {reason}"
+            self._update(state=state, exit_code=code if state != "restarting" else None, reason=reason)
+            if state != "restarting":
+                return
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stop_requested = True
+
+    def _start_hosts(self) -> dict[str, subprocess.Popen[bytes]]:
+        port = free_port()
+        hosts = {}
+        for index, name in enumerate(self._job.host_names):
+            ml = self._run.ml(name)
+            environment = host_environment(self._job, index, port, self._devices)
+            environment |= {ML_ROOT_VARIABLE: str(ml.root), ATTEMPT_VARIABLE: str(self._state.attempt)}
+            with self._run.log(name).open("ab") as log:
+                log.write(f"--- {name}: attempt {self._state.attempt}\n".encode())
+                log.flush()
+                hosts[name] = subprocess.Popen(
+                    self._command(ml.root),
+                    cwd=ml.root,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        return hosts
+
+    def _command(self, root: Path) -> list[str]:
+        """The entry point, with this interpreter and this host's folder."""
+        _, *arguments = self._job.entrypoint
+        return [sys.executable, *(a.replace("/opt/ml", str(root)) for a in arguments)]
+
+    def _watch(self, hosts: Mapping[str, subprocess.Popen[bytes]]) -> None:
+        """Until every host has ended: sync, pass a stop on, end the others when one has failed."""
+        kill_at: float | None = None
+        stopping = False
+        while any(process.poll() is None for process in hosts.values()):
+            now = time.monotonic()
+            ended = [p.returncode for p in hosts.values() if p.returncode is not None]
+            failed = any(code not in (EXIT_FINISHED, EXIT_STOPPED) for code in ended)
+            if (self._stop_requested or EXIT_STOPPED in ended) and not stopping:
+                stopping = True
+                kill_at = now + self._job.grace_s
+                self._say(f"stopping: SIGTERM, {self._job.grace_s:g} s, SIGKILL")
+                _signal_all(hosts, signal.SIGTERM)
+            if failed and (kill_at is None or kill_at > now + PEERS_GRACE_S):
+                kill_at = now + PEERS_GRACE_S
+                _signal_all(hosts, signal.SIGTERM)
+            if kill_at is not None and now >= kill_at:
+                _signal_all(hosts, signal.SIGKILL)
+            if now >= self._next_sync:
+                self._scan()
+                self._next_sync = time.monotonic() + SYNC_S
+            time.sleep(POLL_S)
+
+    def _judge(self, codes: Mapping[str, int]) -> tuple[str, int, str]:
+        """(state, exit code, reason) that the hosts' exit codes make."""
+        if all(code == EXIT_FINISHED for code in codes.values()):
+            return "completed", EXIT_FINISHED, self._sync_problem
+        failed = {name: code for name, code in codes.items() if code not in (EXIT_FINISHED, EXIT_STOPPED)}
+        if not failed:
+            return "stopped", EXIT_STOPPED, self._sync_problem or "state saved"
+        # User errors explain lost connections, and so does a host that died; see `supervisor.failure.first_failure`.
+        name = min(failed, key=lambda n: (failed[n] != EXIT_FAILED, failed[n] == EXIT_RETRY, n))
+        reason = self._failure_of(name, failed[name])
+        if EXIT_FAILED in failed.values():
+            return "failed", EXIT_FAILED, reason
+        if self._stop_requested:
+            return "stopped", EXIT_RETRY, f"not all state was saved: {reason}"
+        return "restarting", EXIT_RETRY, reason
+
+    def _failure_of(self, name: str, code: int) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return self._run.ml(name).failure.read_text()
+        if code < 0:
+            return f"launch.py of {name} was killed by signal {-code}"
+        return f"{name} left with exit code {code}"
+
+    def _restore(self) -> int:
+        self._scan(settle_s=0.0)
+        return self._sync.restore()
+
+    def _scan(self, **settle: float) -> None:
+        problems = self._sync.scan(**settle)
+        self._sync_problem = "; ".join(problems[:3])
+        for problem in problems:
+            self._say(problem)
+
+    def _end_leftovers(self) -> None:
+        """Hosts of a driver that died may still be saving: they get their grace period, then they are killed."""
+        deadline = time.monotonic() + self._job.grace_s
+        for process in self._leftovers:
+            if signal_process(process, signal.SIGTERM):
+                self._say(f"waiting for process {process.pid} of an earlier driver to save")
+        while any(process.alive for process in self._leftovers) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        for process in self._leftovers:
+            signal_process(process, signal.SIGKILL)
+
+    def _update(self, **changes: object) -> None:
+        self._state = replace(self._state, **changes)  # type: ignore[arg-type]
+        write_state(self._run.path, self._state)
+        self._say(f"state: {self._state.state}" + (f" ({self._state.reason})" if self._state.reason else ""))
+
+    def _host_states(self, hosts: Mapping[str, subprocess.Popen[bytes]]) -> dict[str, HostState]:
+        return {name: HostState(process=ProcessId.of(p.pid), exit_code=p.returncode) for name, p in hosts.items()}
+
+    def _say(self, text: str) -> None:
+        print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def _signal_all(hosts: Mapping[str, subprocess.Popen[bytes]], number: int) -> None:
+    for process in hosts.values():
+        if process.poll() is None:
+            process.send_signal(number)
+
+
+def lock(run: RunFolder) -> IO[str] | None:
+    """Held for a driver's life: a run has one driver. None where another holds it."""
+    file = (run.path / LOCK_FILE).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def main(arguments: list[str]) -> int:
+    """Start the driver; returns once it has written its state (0), or says why it did not (1)."""
+    (folder,) = arguments
+    run = RunFolder(Path(folder).resolve())
+    read, write = os.pipe()
+    if os.fork() > 0:
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            answer = pipe.read()
+        if answer != "ready":
+            print(answer or f"the driver did not start; see {run.driver_log}", file=sys.stderr)
+            return 1
+        return 0
+    os.close(read)
+    os.setsid()
+    _log_to(run.driver_log)
+    with os.fdopen(write, "w") as pipe:
+        held = lock(run)
+        if held is None:
+            pipe.write("another driver is running this run")
+            return 1
+        driver = Driver(run)
+        driver.announce()
+        pipe.write("ready")
+    driver.run()
+    return 0
+
+
+def _log_to(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for target, source in ((0, null), (1, log), (2, log)):
+        os.dup2(source, target)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""Folders of a local run: each simulated host's /opt/ml, and what stands for S3 and FSx."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from chimera_sm.errors import UsageError
+from chimera_train.config import MlRoot
+from chimera_train.config.contract import CODE_CHANNEL
+
+from .job import JOB_FILE, LocalJob
+
+
+class RunFolder:
+    """`runs/<run id>` of a local run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def job(self) -> LocalJob:
+        return LocalJob.from_bytes((self.path / "artifacts" / JOB_FILE).read_bytes())
+
+    def ml(self, host: str) -> MlRoot:
+        return MlRoot(self.path / "hosts" / host / "ml")
+
+    def log(self, host: str) -> Path:
+        return self.path / "logs" / f"{host}.log"
+
+    @property
+    def driver_log(self) -> Path:
+        return self.path / "driver.log"
+
+    @property
+    def store(self) -> Path:
+        """What `CheckpointConfig.S3Uri` is on SageMaker."""
+        return self.path / "s3" / "checkpoints"
+
+    @property
+    def fsx(self) -> Path:
+        """A file system that every host mounts."""
+        return self.path / "fsx"
+
+    def checkpoints(self, job: LocalJob) -> Path:
+        """Folder with the `step-…` folders of all hosts."""
+        if job.checkpoint.storage == "shared":
+            return self.fsx / _shared_parts(job)[1]
+        return self.store / PurePosixPath(job.checkpoint.path).relative_to("checkpoints")
+
+
+def lay_out(run: RunFolder, job: LocalJob, code: Mapping[str, bytes], channels: Mapping[str, Path]) -> None:
+    """Make the folders of every host: code, channels and the configuration files of SageMaker."""
+    (run.path / "logs").mkdir(parents=True, exist_ok=True)
+    for host in job.host_names:
+        ml = run.ml(host)
+        for name, content in code.items():
+            file = ml.channel(CODE_CHANNEL) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        for folder in (ml.config, ml.checkpoints.parent, ml.model, ml.output):
+            folder.mkdir(parents=True, exist_ok=True)
+        for channel, source in channels.items():
+            _point(ml.channel(channel), source)
+        if job.checkpoint.storage == "shared":
+            link, inside = _shared_parts(job)
+            (run.fsx / inside).mkdir(parents=True, exist_ok=True)
+            _point(ml.root / link, run.fsx / (inside if link == job.checkpoint.path else "."))
+        if not ml.checkpoints.is_symlink():
+            ml.checkpoints.mkdir(exist_ok=True)
+        _write_config(run, job, host)
+
+
+def _shared_parts(job: LocalJob) -> tuple[str, str]:
+    """(what hosts see as a link into `fsx/`, the checkpoints' folder inside `fsx/`): a whole channel, if the path
+    lies in one, else the folder itself."""
+    parts = PurePosixPath(job.checkpoint.path).parts
+    if parts[:2] == ("input", "data") and len(parts) > 3:
+        return "/".join(parts[:3]), "/".join(parts[3:])
+    return job.checkpoint.path, job.checkpoint.path
+
+
+def check_checkpoint_path(job: LocalJob) -> str | None:
+    """What is wrong with `checkpoint.path`, in words."""
+    path = PurePosixPath(job.checkpoint.path)
+    if job.checkpoint.storage == "per_host" and path.parts[:1] != ("checkpoints",):
+        return f"checkpoint.path={path} with checkpoint.storage=per_host: only checkpoints/ is kept and restored"
+    if job.checkpoint.storage == "shared" and any(path.is_relative_to(f"input/data/{c}") for c in job.channels):
+        return f"checkpoint.path={path} lies in the channel of the training data; take another channel, e.g. fsx"
+    return None
+
+
+def _write_config(run: RunFolder, job: LocalJob, host: str) -> None:
+    ml = run.ml(host)
+    files = {
+        # Sorted as text, as SageMaker's is.
+        "resourceconfig.json": {
+            "current_host": host,
+            "hosts": sorted(job.host_names),
+            "network_interface_name": "lo",
+            "current_instance_type": "local",
+            "current_group_name": "homogeneousCluster",
+            "instance_groups": [
+                {
+                    "instance_group_name": "homogeneousCluster",
+                    "instance_type": "local",
+                    "hosts": sorted(job.host_names),
+                }
+            ],
+        },
+        "hyperparameters.json": {"run_id": job.run_id, "recipe_hash": job.recipe_hash},
+        "inputdataconfig.json": {
+            name: {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+            for name in (CODE_CHANNEL, *job.channels)
+        },
+        "checkpointconfig.json": {"LocalPath": str(ml.checkpoints), "S3Uri": run.store.as_uri()},
+    }
+    for name, content in files.items():
+        (ml.config / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _point(link: Path, target: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.is_symlink():
+        link.unlink()
+    elif link.exists():
+        raise UsageError(f"{link} is in the way of a link to {target}")
+    link.symlink_to(target.resolve(), target_is_directory=True)

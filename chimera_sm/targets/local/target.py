@@ -1,0 +1,163 @@
+"""The local target: submit, and answer for the run from any process on any day."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from chimera_sm.aws.bundle import build_bundle, recipe_file
+from chimera_sm.errors import RunFailed, UsageError
+from chimera_sm.planner.types import Plan
+from chimera_sm.runs.record import RunRecord
+from chimera_sm.runs.status import RunStatus
+from chimera_sm.targets.base import Artifacts, ModelFiles
+from chimera_train.config.contract import CODE_CHANNEL, RECIPE_FILE
+
+from .data import channel_folder, check_shards, is_prepared, prepare_corpus
+from .environment import driver_environment
+from .job import JOB_FILE, local_job
+from .layout import RunFolder, check_checkpoint_path, lay_out
+from .observe import eta_s, read_logs, read_metrics, recent_metrics
+from .process import signal_process
+from .state import read_state
+
+BUNDLE_FILE = "bundle.json"
+PACKAGES = ("torch", "numpy", "safetensors")
+CORPUS_PACKAGES = ("tokenizers",)
+
+
+class LocalTarget:
+    """Simulated hosts on this machine, driven by a background process that outlives the caller."""
+
+    name = "local"
+    request_file = JOB_FILE
+
+    def render(self, plan: Plan, run_id: str) -> Artifacts:
+        bundle = build_bundle(recipe_file(plan), plan.recipe.code)
+        files = {
+            JOB_FILE: local_job(plan, run_id).to_bytes(),
+            RECIPE_FILE: bundle.files[RECIPE_FILE],
+            BUNDLE_FILE: (json.dumps(bundle.manifest, indent=2, sort_keys=True) + "\n").encode(),
+        }
+        return Artifacts(run_id=run_id, target=self.name, files=files, bundle=bundle)
+
+    def ready(self, plan: Plan) -> list[str]:
+        """Missing packages, missing or unfit shards, a checkpoint folder that would not be kept."""
+        job = local_job(plan, "ready")
+        needed = list(PACKAGES)
+        problems = []
+        for channel in job.channels.values():
+            if channel.location == "stdlib" and not is_prepared(channel):
+                needed += CORPUS_PACKAGES
+            problems.append(check_shards(channel, plan.recipe.model.vocab_size))
+        missing = [name for name in needed if importlib.util.find_spec(name) is None]
+        if missing:
+            problems.append(f"not installed: {', '.join(missing)}; pip install 'chimera_sm[train,data]'")
+        problems.append(check_checkpoint_path(job))
+        return [problem for problem in problems if problem]
+
+    def submit(self, plan: Plan, artifacts: Artifacts, record: RunRecord) -> None:
+        """Prepare the corpus if need be, lay out the hosts, start the driver. A run that was started stays as it is."""
+        if read_state(record.path) is not None:
+            return
+        if problems := self.ready(plan):
+            raise UsageError("\n".join(problems))
+        run = RunFolder(record.path)
+        job = run.job()
+        for channel in job.channels.values():
+            if channel.location == "stdlib" and not is_prepared(channel):
+                prepare_corpus(channel)
+        folders = {name: channel_folder(channel) for name, channel in job.channels.items()}
+        lay_out(run, job, artifacts.bundle.files, folders)
+        _start_driver(run)
+
+    def status(self, record: RunRecord) -> RunStatus:
+        state = read_state(record.path)
+        if state is None:
+            return RunStatus(state="queued", reason="not started")
+        run = RunFolder(record.path)
+        job = run.job()
+        recent = recent_metrics(run.ml(job.host_names[0]).metrics)
+        last = recent[-1] if recent else {}
+        died = state.driver_died
+        return RunStatus(
+            state="interrupted" if died else state.state,
+            reason=f"its driver (process {state.driver.pid}) is gone" if died else state.reason,
+            step=last.get("step"),
+            num_steps=job.num_steps,
+            loss=last.get("loss"),
+            tokens_per_s=last.get("tokens_per_s"),
+            eta_s=eta_s(recent, job.num_steps) if recent and state.state == "running" and not died else None,
+            exit_code=state.exit_code,
+            needs_resume=died,
+        )
+
+    def logs(self, record: RunRecord, *, follow: bool = False) -> Iterator[str]:
+        run = RunFolder(record.path)
+        files = {host: run.log(host) for host in run.job().host_names}
+
+        def ended() -> bool:
+            state = read_state(record.path)
+            return state is not None and (state.ended or state.driver_died)
+
+        return read_logs(files, follow=follow, ended=ended)
+
+    def metrics(self, record: RunRecord) -> list[dict[str, Any]]:
+        run = RunFolder(record.path)
+        return read_metrics(run.ml(run.job().host_names[0]).metrics)
+
+    def model_files(self, record: RunRecord) -> ModelFiles:
+        run = RunFolder(record.path)
+        job = run.job()
+        channel, source = next(iter(job.channels.items()))
+        first = run.ml(job.host_names[0])
+        tokenizer = first.channel(channel) / source.path / "tokenizer.json"
+        return ModelFiles(
+            checkpoints=run.checkpoints(job),
+            recipe=first.channel(CODE_CHANNEL) / RECIPE_FILE,
+            tokenizer=tokenizer if tokenizer.is_file() else None,
+        )
+
+    def stop(self, record: RunRecord) -> None:
+        """Ask the run to save and stop; does not wait. Nothing to do for a run that is not running."""
+        state = read_state(record.path)
+        if state is not None and not state.ended:
+            signal_process(state.driver, signal.SIGTERM)
+
+    def resume(self, record: RunRecord) -> None:
+        """Start the hosts again. Raises UsageError for a run that is running, has completed, or lost its shards."""
+        state = read_state(record.path)
+        run = RunFolder(record.path)
+        if state is None:
+            raise UsageError(f"run {record.run_id} was never started", fix="launch it again")
+        if state.state == "completed":
+            raise UsageError(
+                f"run {record.run_id} has completed: there is nothing to resume",
+                fix="launch again with a larger train.num_steps",
+            )
+        if not state.ended and not state.driver_died:
+            raise UsageError(
+                f"run {record.run_id} is {state.state}; only a run that is not running can be resumed",
+                fix=f"chimera_sm stop {record.run_id}",
+            )
+        for name, channel in run.job().channels.items():
+            folder = run.ml("algo-1").channel(name)
+            if not (folder / channel.path).is_dir():
+                raise UsageError(f"the training data of run {record.run_id} is gone: {folder.resolve()}")
+        _start_driver(run)
+
+
+def _start_driver(run: RunFolder) -> None:
+    """Start it and wait until it has written its state."""
+    command = [sys.executable, "-m", f"{__package__}.driver", str(run.path)]
+    done = subprocess.run(
+        command, env=driver_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        reason = done.stderr.strip() or f"see {run.driver_log}"
+        raise RunFailed(f"the driver of run {run.path.name} did not start: {reason}")
