@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from chimera_sm.recipe.listing import short_count
 from chimera_sm.recipe.schema import LOCAL
 
 from .types import CostEstimate, Distribution, InstancePlan, Plan
@@ -90,7 +91,7 @@ def _batch(plan: Plan) -> list[str]:
     return [
         f"{batch.global_batch_size:,} sequences of {batch.sequence_length:,} tokens a step = micro-batch "
         f"{batch.micro_batch_size} × {batch.data_parallel_size} data-parallel × {batch.accumulation_steps} accumulated",
-        f"{batch.num_steps:,} steps of {batch.tokens_per_step:,} tokens = {_short(batch.total_tokens)} tokens",
+        f"{batch.num_steps:,} steps of {batch.tokens_per_step:,} tokens = {short_count(batch.total_tokens)} tokens",
     ]
 
 
@@ -181,10 +182,3 @@ def _count(number: int, noun: str) -> str:
 
 def _gb(value: float) -> str:
     return f"{value:,.0f} GB" if value >= 10 or value == 0 else f"{value:.2g} GB"
-
-
-def _short(count: float) -> str:
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g} {letter}"
-    return f"{count:g}"
