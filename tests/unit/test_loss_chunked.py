@@ -1,10 +1,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from chimera_train.config import ModelConfig
 from chimera_train.loss import IGNORE_INDEX, chunked_cross_entropy
 from chimera_train.model import Decoder, initialize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 TOKENS, HIDDEN, VOCAB = 50, 24, 301
 

@@ -1,4 +1,5 @@
 import torch
+
 from chimera_train.config import ModelConfig
 from chimera_train.model import Decoder, init, initialize
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+
 from chimera_train.config import ModelConfig, RopeScaling, decode
 from chimera_train.config.flops import num_parameters
 from chimera_train.model import Decoder, initialize

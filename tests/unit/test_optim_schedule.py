@@ -1,5 +1,10 @@
+import itertools
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from chimera_train.config import OptimConfig
 from chimera_train.optim import (
     build_optimizer,
@@ -9,8 +14,6 @@ from chimera_train.optim import (
     scale_gradients,
     wsd_decay_steps,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def optim(**changes) -> OptimConfig:
@@ -53,7 +56,7 @@ def test_rate_rises_then_never_rises_again(schedule, num_steps, data):
     assert all(0 <= rate <= 1 for rate in rates)
     assert rates[: warmup or 1] == sorted(rates[: warmup or 1])
     after = rates[max(0, warmup - 1) :]
-    assert all(b <= a + 1e-12 for a, b in zip(after, after[1:], strict=False))
+    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(after))
     if schedule != "constant" and warmup < num_steps:
         assert rates[-1] == pytest.approx(floor)
 

@@ -1,0 +1,254 @@
+"""Every way to compute a step against one process without any parallelism: losses, gradients, norms, initial weights.
+
+A table: a row is a name, ranks, and what differs from the plain recipe. One launch a world size runs all its rows, and
+pytest still reports each.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from spawn import run_distributed
+
+from chimera_train.config import (
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+    TrainRecipe,
+    batch_plan,
+    layout,
+)
+from chimera_train.loss import IGNORE_INDEX
+from chimera_train.model import Decoder, initialize
+from chimera_train.optim import build_optimizer, learning_rate, set_learning_rate
+from chimera_train.parallel import build_mesh, parallelize
+from chimera_train.step import finish_gradients, forward_backward
+
+GLOBAL_BATCH, SEQUENCE, VOCAB = 8, 16, 67  # 67 rows do not divide over any number of ranks
+DENSE = ModelConfig(
+    name="dense", vocab_size=VOCAB, hidden_size=48, intermediate_size=56, num_layers=2, num_heads=6, num_kv_heads=2,
+    initializer_range=0.1,
+)  # fmt: skip
+MODELS = {
+    "dense": DENSE,
+    "tied": replace(DENSE, tie_embeddings=True),
+    # Three experts: with four ranks, one holds no row of the router.
+    "moe": replace(DENSE, num_experts=3, experts_per_token=2, router_aux_loss_coefficient=0.05),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    ranks: int
+    model: str = "dense"
+    steps: int = 4
+    micro_batch_size: int = 1
+    masked: bool = False
+    """Labels left out, unequally over the sequences."""
+    parallel: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    param_dtype: str = "float32"
+    tolerance: float = 1e-5
+
+
+ROWS = [
+    Row("one process, 50 steps", 1, steps=50, micro_batch_size=2),
+    Row("one process, whole batch", 1, micro_batch_size=8),
+    Row("one process, unequal tokens", 1, masked=True, micro_batch_size=2),
+    Row("one process, bf16", 1, param_dtype="bfloat16", tolerance=3e-2),
+    Row("fsdp 2, 50 steps", 2, steps=50),
+    Row("fsdp 2, no accumulation", 2, micro_batch_size=4),
+    Row("fsdp 2, deferred sync", 2, parallel={"defer_gradient_sync": True}),
+    Row("fsdp 2, parameters kept", 2, parallel={"reshard_after_forward": False}),
+    Row("fsdp 2, full checkpointing", 2, train={"activation_checkpointing": "full"}),
+    Row("fsdp 2, selective checkpointing", 2, train={"activation_checkpointing": "selective"}),
+    Row("fsdp 2, chunked loss", 2, micro_batch_size=2, train={"loss_chunk_tokens": 7}),
+    Row("fsdp 2, tied", 2, model="tied"),
+    Row("fsdp 2, tied, deferred sync, chunked", 2, model="tied", parallel={"defer_gradient_sync": True},
+        train={"loss_chunk_tokens": 5}),
+    Row("fsdp 2, moe", 2, model="moe"),
+    Row("fsdp 2, moe, selective checkpointing", 2, model="moe", train={"activation_checkpointing": "selective"}),
+    Row("fsdp 2, moe, full checkpointing", 2, model="moe", train={"activation_checkpointing": "full"}),
+    Row("fsdp 2, unequal tokens", 2, masked=True),
+    Row("fsdp 2, bf16", 2, param_dtype="bfloat16", tolerance=3e-2),
+    Row("fsdp 2, compiled", 2, train={"compile": True}),
+    Row("fsdp 2, compiled, selective checkpointing", 2,
+        train={"compile": True, "activation_checkpointing": "selective"}),
+    Row("fsdp 2, compiled, full checkpointing", 2, train={"compile": True, "activation_checkpointing": "full"}),
+    Row("replicas 2", 2, parallel={"data_parallel": 2, "fully_sharded": 1}),
+    Row("fsdp 4, 50 steps", 4, steps=50),
+    Row("fsdp 4, tied", 4, model="tied", micro_batch_size=2),
+    Row("fsdp 4, moe", 4, model="moe"),
+    Row("fsdp 4, unequal tokens", 4, masked=True),
+    Row("hsdp 2x2, 50 steps", 4, steps=50, parallel={"data_parallel": 2}),
+    Row("hsdp 2x2, no accumulation", 4, micro_batch_size=2, parallel={"data_parallel": 2}),
+    Row("hsdp 2x2, deferred sync", 4, parallel={"data_parallel": 2, "defer_gradient_sync": True}),
+    Row("hsdp 2x2, tied, unequal tokens", 4, model="tied", masked=True, parallel={"data_parallel": 2}),
+    Row("hsdp 2x2, moe, bf16", 4, model="moe", parallel={"data_parallel": 2}, param_dtype="bfloat16", tolerance=5e-2),
+]  # fmt: skip
+
+
+def recipe_of(row: Row) -> TrainRecipe:
+    return TrainRecipe(
+        name="parity",
+        model=MODELS[row.model],
+        parallel=ParallelConfig(**row.parallel),
+        train=TrainConfig(
+            num_steps=row.steps,
+            global_batch_size=GLOBAL_BATCH,
+            micro_batch_size=row.micro_batch_size,
+            sequence_length=SEQUENCE,
+            **row.train,
+        ),
+        data=DataConfig(name="none"),
+        optim=OptimConfig(learning_rate=3e-3, warmup_steps=2, max_grad_norm=0.5),
+        precision=PrecisionConfig(name="p", param_dtype=row.param_dtype),
+        checkpoint=CheckpointConfig(interval_steps=0),
+    )
+
+
+def global_batch(step: int, masked: bool) -> np.ndarray:
+    """Int64 [GLOBAL_BATCH, SEQUENCE + 1] that can be learned: each token follows from the one before."""
+    random = np.random.default_rng(step)
+    tokens = np.empty((GLOBAL_BATCH, SEQUENCE + 1), dtype=np.int64)
+    tokens[:, 0] = random.integers(0, VOCAB, GLOBAL_BATCH)
+    for position in range(SEQUENCE):
+        tokens[:, position + 1] = (tokens[:, position] * 3 + random.integers(0, 2, GLOBAL_BATCH)) % VOCAB
+    if masked:
+        for sequence in range(GLOBAL_BATCH):
+            tokens[sequence, SEQUENCE + 1 - 2 * sequence :] = IGNORE_INDEX
+    return tokens
+
+
+@dataclass
+class Curve:
+    initial: dict[str, torch.Tensor]
+    losses: list[float]
+    norms: list[float]
+    grads: dict[str, torch.Tensor]
+    """Of the first step, after clipping."""
+
+
+def run_row(row: Row) -> Curve:
+    """On every rank of a process group."""
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    recipe = recipe_of(row)
+    mesh_layout = layout(recipe.parallel, hosts=1, workers_per_host=world_size)
+    plan = batch_plan(recipe.train, mesh_layout)
+    with torch.device("meta"):
+        model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
+    parallelize(model, recipe, build_mesh(mesh_layout, "cpu"), compile_backend="aot_eager")
+    model.to_empty(device="cpu")
+    initialize(model, recipe.train.seed)
+    optimizer = build_optimizer(model, recipe.optim)
+    curve = Curve({n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}, [], [], {})
+    share = GLOBAL_BATCH // plan.data_parallel_size
+    for step in range(1, row.steps + 1):
+        mine = global_batch(step, row.masked)[rank * share : (rank + 1) * share]
+        micro_batches = np.split(mine, plan.accumulation_steps)
+        sums = forward_backward(model, recipe, micro_batches, torch.device("cpu"))
+        result = finish_gradients(model, recipe.optim, sums, step=step)
+        if step == 1:
+            curve.grads = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
+        set_learning_rate(optimizer, learning_rate(step, recipe.optim, row.steps))
+        optimizer.step()
+        optimizer.zero_grad()
+        curve.losses.append(result.loss)
+        curve.norms.append(result.grad_norm)
+    return curve
+
+
+def run_rows(rows: list[Row]) -> dict[str, Curve]:
+    curves = {}
+    for row in rows:
+        torch.compiler.reset()
+        curves[row.name] = run_row(row)
+    return curves
+
+
+@functools.cache
+def launched(ranks: int) -> list[dict[str, Curve]]:
+    """Curves by row, of every rank."""
+    return run_distributed(run_rows, ranks, [row for row in ROWS if row.ranks == ranks], timeout_s=240)
+
+
+@functools.cache
+def reference(model_name: str, steps: int, masked: bool) -> Curve:
+    """One process, torch's own loss, clipping and plain AdamW, in float32."""
+    recipe = recipe_of(Row("reference", 1, model=model_name, steps=steps, masked=masked))
+    model = Decoder(recipe.model)
+    initialize(model, recipe.train.seed)
+    optim = recipe.optim
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": optim.weight_decay},
+            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        foreach=False,
+    )
+    curve = Curve({n: p.detach().clone() for n, p in model.named_parameters()}, [], [], {})
+    for step in range(1, steps + 1):
+        tokens = torch.from_numpy(global_batch(step, masked))
+        num_tokens = (tokens[:, 1:] != IGNORE_INDEX).sum()
+        loss = torch.zeros(())
+        for sequence in tokens:
+            inputs, labels = sequence[None, :-1].clamp(min=0), sequence[None, 1:]
+            cross_entropy = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten(), reduction="sum")
+            # The load-balancing loss is a matter of each micro-batch, which is a sequence in the rows with experts.
+            total = model(inputs, labels).total if recipe.model.num_experts else cross_entropy
+            (total / num_tokens).backward()
+            loss = loss + cross_entropy.detach() / num_tokens
+        curve.norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), optim.max_grad_norm).item())
+        if step == 1:
+            curve.grads = {n: p.grad.clone() for n, p in model.named_parameters()}
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, optim, steps)
+        optimizer.step()
+        optimizer.zero_grad()
+        curve.losses.append(loss.item())
+    return curve
+
+
+@pytest.mark.train
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_parity(row: Row):
+    expected = reference(row.model, row.steps, row.masked)
+    ranks = [curves[row.name] for curves in launched(row.ranks)]
+    curve = ranks[0]
+    for other in ranks[1:]:
+        assert (other.losses, other.norms) == (curve.losses, curve.norms), "ranks disagree"
+    for name, parameter in expected.initial.items():
+        assert torch.equal(curve.initial[name], parameter), f"{name}: initial weights depend on the layout"
+    assert curve.losses == pytest.approx(expected.losses, abs=row.tolerance, rel=0)
+    assert curve.norms == pytest.approx(expected.norms, rel=10 * row.tolerance)
+    for name, grad in expected.grads.items():
+        bound = 1e-6 if row.param_dtype == "float32" else row.tolerance * grad.abs().max().item() + 1e-4
+        torch.testing.assert_close(curve.grads[name], grad, atol=bound, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_the_reference_learns_and_clips():
+    curve = reference("dense", 50, False)
+    assert curve.losses[-1] < 0.6 * curve.losses[0]
+    assert curve.norms[0] > 0.5
+
+
+@pytest.mark.train
+def test_a_run_is_the_same_bit_for_bit():
+    rows = [row for row in ROWS if row.name in ("fsdp 2, 50 steps", "fsdp 2, moe")]
+    again = run_distributed(run_rows, 2, rows)[0]
+    for row in rows:
+        before = launched(2)[0][row.name]
+        assert (again[row.name].losses, again[row.name].norms) == (before.losses, before.norms)
