@@ -84,6 +84,8 @@ def estimate_cost(run: RunShape, kind: Kind, chosen: bool, price: Price, no_step
     is wider than 80%.
     """
     rates, basis = _rates(price, kind)
+    if kind == "spot" and run.spot_bucket is None:
+        basis += "; reclaims unknown and left out"
     spans = [duration(run, kind, percentile) for percentile in ("p10", "", "p90")]
     known = [span for span in spans if span is not None]
     if run.step_s is None:

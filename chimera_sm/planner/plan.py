@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from chimera_sm import catalog
 from chimera_sm.errors import RecipeError
@@ -39,8 +39,7 @@ def plan(recipe: Recipe) -> Plan:
     the machines, batches that do not divide, fallbacks that the job could not run on.
     """
     problems: list[Problem] = []
-    if recipe.env.region not in catalog.regions():
-        _collect(problems, "env.region", lambda: catalog.region(recipe.env.region))
+    _collect(problems, "env.region", lambda: catalog.region(recipe.env.region))
     instances = _instances(recipe, problems)
     mesh, batch = _layout(recipe, instances, problems)
     if problems or mesh is None or batch is None:
@@ -91,15 +90,16 @@ def _collect(problems: list[Problem], key: str, look_up: Callable[[], Result]) -
 
 
 def _instances(recipe: Recipe, problems: list[Problem]) -> list[InstancePlan]:
+    """The chosen machines, then their fallbacks; without the choices that have a problem."""
     chosen = recipe.instances
-    keys = ["instances", *(f"instances.fallbacks[{i}]" for i in range(len(chosen.fallbacks)))]
-    plans = []
-    for key, choice in zip(keys, [chosen, *chosen.fallbacks], strict=True):
+    group = _instance(recipe, "instances", chosen, problems)
+    plans = [] if group is None else [group]
+    for index, choice in enumerate(chosen.fallbacks):
+        key = f"instances.fallbacks[{index}]"
         found = _instance(recipe, key, choice, problems)
-        if found is not None:
-            plans.append(found)
-    group = plans[0] if plans and plans[0].role == "group" else None
-    for key, found in zip(keys[1:], plans[1:], strict=False):
+        if found is None:
+            continue
+        plans.append(found)
         if group and (found.count, found.workers_per_host) != (group.count, group.workers_per_host):
             problems.append(
                 Problem(
@@ -113,7 +113,7 @@ def _instances(recipe: Recipe, problems: list[Problem]) -> list[InstancePlan]:
 
 
 def _instance(recipe: Recipe, key: str, choice: InstanceChoice, problems: list[Problem]) -> InstancePlan | None:
-    role = "group" if key == "instances" else "fallback"
+    role: Literal["group", "fallback"] = "group" if key == "instances" else "fallback"
     workers = recipe.instances.workers_per_host
     if choice.type == LOCAL:
         if role == "fallback":
@@ -157,7 +157,7 @@ def _instance(recipe: Recipe, key: str, choice: InstanceChoice, problems: list[P
     return InstancePlan(
         type=facts.type,
         count=choice.count,
-        role="group" if role == "group" else "fallback",
+        role=role,
         accelerator=facts.accelerator,
         accelerators_per_host=facts.accelerators,
         workers_per_host=workers or facts.accelerators,

@@ -164,6 +164,19 @@ def test_what_cannot_run_is_refused_with_its_key_and_origin(overrides: list[str]
     assert "set by:" in str(error)
 
 
+def test_a_fallback_keeps_its_index_behind_one_that_is_unknown() -> None:
+    error = refused("recipe=8b", "instances.fallbacks=[{type:ml.p9,count:4},{type:ml.p5en.48xlarge,count:2}]")
+    assert [p.key for p in error.problems] == ["instances.fallbacks[0].type", "instances.fallbacks[1]"]
+
+
+def test_spot_where_the_advisor_lists_nothing_says_so() -> None:
+    made = planned("recipe=70b", "env.region=eu-west-2")
+    assert made.reliability.spot_interruption_bucket is None
+    assert "reclaims unknown" in made.costs[1].price_basis
+    assert "unknown" in made.reliability.basis
+    assert "by the advisor: unknown" in format_plan(made)
+
+
 def test_problems_are_collected() -> None:
     error = refused("recipe=70b", "env.region=us-eats-1", "train.global_batch_size=100")
     assert [p.key for p in error.problems] == ["env.region", "train.global_batch_size"]
