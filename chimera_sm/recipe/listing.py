@@ -17,7 +17,7 @@ from .schema import Recipe
 def list_recipes(recipes: Sequence[str | os.PathLike[str]] = ()) -> list[dict[str, Any]]:
     """Every recipe of the search path by size; one that does not compose has an `error` instead of its facts."""
     names = {p.stem for folder in search_path(recipes) for p in (folder / "recipe").glob("*.yaml")}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in sorted(names):
         try:
             recipe = compose([f"recipe={name}"], recipes=recipes)

@@ -11,7 +11,7 @@ from chimera_sm.errors import AwsRefused, UsageError
 from chimera_sm.planner.types import Plan, Segment
 from chimera_sm.runs.record import RunRecord
 from chimera_sm.runs.status import RunStatus
-from chimera_sm.targets.base import Artifacts
+from chimera_sm.targets.base import Artifacts, ModelFiles
 from chimera_train.config.contract import CODE_CHANNEL, RECIPE_FILE
 
 from . import request as requests
@@ -28,6 +28,7 @@ class SageMakerTarget:
     """Implements `chimera_sm.targets.base.Target`."""
 
     name = "sagemaker"
+    request_file = REQUEST_FILE
 
     def render(self, plan: Plan, run_id: str) -> Artifacts:
         bundle = build_bundle(recipe_file(plan), plan.recipe.code)
@@ -78,6 +79,15 @@ class SageMakerTarget:
         from . import observe
 
         return observe.metrics(_session(_region(record)), [job.name for job in JobList(record).all()])
+
+    def model_files(self, record: RunRecord) -> ModelFiles:
+        job = json.loads((record.path / "artifacts" / REQUEST_FILE).read_text())
+        uri = job["CheckpointConfig"]["S3Uri"]
+        raise UsageError(
+            f"the checkpoints of {record.run_id} are in {uri}, not on this machine",
+            fix=f"aws s3 sync {uri} FOLDER, then python -m chimera_train.export --checkpoints FOLDER --recipe "
+            f"{record.path / 'artifacts' / RECIPE_FILE} --out MODEL",
+        )
 
     def stop(self, record: RunRecord) -> None:
         from chimera_sm.aws.session import aws_errors
