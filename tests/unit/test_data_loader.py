@@ -107,11 +107,10 @@ def test_without_shuffling_in_the_order_of_the_corpus(folder):
     assert [s.global_index for s in take([loader], 9)[1]] == [q % 101 for q in range(108)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 12])
-@pytest.mark.parametrize("micro", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("ranks", "micro"), [(1, 2), (1, 3), (1, 12), (2, 1), (2, 3), (3, 1), (3, 2), (4, 1), (4, 3), (12, 1)]
+)
 def test_the_global_batch_does_not_depend_on_the_layout(folder, ranks, micro):
-    if 12 % (ranks * micro):
-        pytest.skip("does not divide")
     loaders = world(folder, ranks, micro=micro, prefetch=2)
     assert take(loaders, 20) == take([make(folder)], 20)
     for loader in loaders:
@@ -217,13 +216,13 @@ def test_wait_is_measured(folder):
     original = slow.dataset.read
 
     def read(start, stop):
-        time.sleep(0.03)
+        time.sleep(0.06)
         return original(start, stop)
 
     slow.dataset.read = read
-    assert 0.05 < slow.next_step().wait_s < 1
-    time.sleep(0.3)  # both micro-batches of the next step are read meanwhile
-    assert slow.next_step().wait_s < 0.02
+    assert slow.next_step().wait_s > 0.1
+    time.sleep(0.5)  # both micro-batches of the next step are read meanwhile
+    assert slow.next_step().wait_s < 0.06
     slow.close()
 
 

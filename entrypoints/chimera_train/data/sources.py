@@ -106,7 +106,7 @@ def _input_file(path: str, document_per_line: bool) -> InputFile:
 def cut(inputs: Sequence[InputFile], *, text_key: str, split_bytes: int, limit_bytes: int | None) -> list[list[Piece]]:
     """The corpus as splits of about `split_bytes` of input each, in its order; at most about `limit_bytes` in all."""
     splits: list[list[Piece]] = []
-    filled, left = split_bytes, limit_bytes
+    filled, left = 0, limit_bytes
     for piece in _pieces(inputs, text_key, split_bytes):
         if left is not None:
             if left <= 0:
@@ -114,7 +114,7 @@ def cut(inputs: Sequence[InputFile], *, text_key: str, split_bytes: int, limit_b
             if piece.format in ("lines", "jsonl") and piece.num_bytes > left and not _is_compressed(piece.path):
                 piece = Piece(piece.path, piece.format, piece.start, piece.start + left, left)
             left -= piece.num_bytes
-        if filled + piece.num_bytes > split_bytes:
+        if not splits or filled + piece.num_bytes > split_bytes:
             splits.append([])
             filled = 0
         splits[-1].append(piece)
