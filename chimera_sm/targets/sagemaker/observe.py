@@ -16,6 +16,8 @@ from .request import RUN_ID_TAG
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 POLL_S = 5.0
+MAX_STREAMS = 100
+"""Of one FilterLogEvents."""
 
 # SageMaker's words (botocore: SecondaryStatus of DescribeTrainingJob) to ours; a new one is shown as it came.
 _RUNNING = {
@@ -36,32 +38,40 @@ _ENDED = {"Completed": "completed", "Failed": "failed", "Stopped": "stopped"}
 _EXIT_CODE = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
 
 
-def describe(session: Session, name: str, run_id: str) -> dict[str, Any] | None:
-    """DescribeTrainingJob, or None if there is no such job. Raises AwsRefused for a job of another run."""
+def describe(session: Session, name: str) -> dict[str, Any] | None:
+    """DescribeTrainingJob, or None if there is no such job."""
     from botocore.exceptions import ClientError
 
-    client = session.client("sagemaker")
     with aws_errors(f"describe the training job {name}"):
         try:
-            job: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
+            job: dict[str, Any] = session.client("sagemaker").describe_training_job(TrainingJobName=name)
         except ClientError as error:
             # SageMaker answers ValidationException "Requested resource not found." for a name that it never saw.
-            if "not found" in str(error).lower() or "could not find" in str(error).lower():
+            if re.search("not found|could not find", str(error), re.IGNORECASE):
                 return None
             raise
-        pages = client.get_paginator("list_tags").paginate(ResourceArn=job["TrainingJobArn"])
+    return job
+
+
+def is_there(session: Session, name: str, run_id: str) -> bool:
+    """Whether the job exists. Raises AwsRefused for a job of another run."""
+    job = describe(session, name)
+    if job is None:
+        return False
+    with aws_errors(f"read the tags of {name}"):
+        pages = session.client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=job["TrainingJobArn"])
         tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
     if tags.get(RUN_ID_TAG) != run_id:
         raise AwsRefused(
             f"a training job {name} exists in {session.region}, but is of another run: no tag {RUN_ID_TAG}={run_id}",
             fix="launch under another run id",
         )
-    return job
+    return True
 
 
-def status(session: Session, name: str, run_id: str, num_steps: int) -> RunStatus:
+def status(session: Session, name: str, num_steps: int) -> RunStatus:
     """State of the job, and progress from the end of its log."""
-    job = describe(session, name, run_id)
+    job = describe(session, name)
     if job is None:
         return RunStatus(state="failed", reason=f"AWS has no training job {name}; resume submits it again")
     overall, secondary = job["TrainingJobStatus"], job["SecondaryStatus"]
@@ -125,43 +135,50 @@ def _labelled(event: dict[str, Any]) -> str:
 
 
 def _has_ended(session: Session, name: str) -> bool:
-    with aws_errors(f"describe the training job {name}"):
-        job = session.client("sagemaker").describe_training_job(TrainingJobName=name)
-    return job["TrainingJobStatus"] in _ENDED
+    job = describe(session, name)
+    return job is None or job["TrainingJobStatus"] in _ENDED
+
+
+def _streams(session: Session, prefix: str) -> list[str]:
+    """Names of the log's streams; none before the first host has said something."""
+    from botocore.exceptions import ClientError
+
+    pages = session.client("logs").get_paginator("describe_log_streams")
+    try:
+        found = pages.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=prefix)
+        return [stream["logStreamName"] for page in found for stream in page["logStreams"]]
+    except ClientError as error:
+        if error_code(error) != "ResourceNotFoundException":
+            raise
+    return []
 
 
 def _events(session: Session, stream_prefix: str, start_ms: int) -> Iterator[dict[str, Any]]:
-    """Events of the job's streams, in order; none before the first stream is there."""
-    from botocore.exceptions import ClientError
-
+    """Events of the streams, in order of time."""
     pages = session.client("logs").get_paginator("filter_log_events")
     with aws_errors(f"read the log {LOG_GROUP}"):
-        try:
-            for page in pages.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=stream_prefix, startTime=start_ms):
+        streams = _streams(session, stream_prefix)
+        for first in range(0, len(streams), MAX_STREAMS):
+            names = streams[first : first + MAX_STREAMS]
+            for page in pages.paginate(logGroupName=LOG_GROUP, logStreamNames=names, startTime=start_ms):
                 yield from page["events"]
-        except ClientError as error:
-            if error_code(error) != "ResourceNotFoundException":
-                raise
 
 
 def _last_metrics(session: Session, name: str) -> dict[str, float]:
     """The newest metric line of the first host; empty where the log has none, or may not be read."""
     from botocore.exceptions import ClientError
 
-    client = session.client("logs")
     with aws_errors(f"read the log {LOG_GROUP}"):
         try:
-            streams = client.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/algo-1-")
-            for stream in reversed(streams["logStreams"]):
-                events = client.get_log_events(
-                    logGroupName=LOG_GROUP, logStreamName=stream["logStreamName"], limit=200, startFromHead=False
+            for stream in reversed(_streams(session, f"{name}/algo-1-")):
+                events = session.client("logs").get_log_events(
+                    logGroupName=LOG_GROUP, logStreamName=stream, limit=200, startFromHead=False
                 )
                 for event in reversed(events["events"]):
                     values = parse_line(event["message"])
                     if values:
                         return values
         except ClientError as error:
-            # A status is worth having without progress.
-            if error_code(error) not in ("ResourceNotFoundException", "AccessDeniedException"):
+            if error_code(error) != "AccessDeniedException":  # a status is worth having without progress
                 raise
     return {}

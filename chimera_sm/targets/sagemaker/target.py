@@ -30,6 +30,17 @@ class SageMakerTarget:
     name = "sagemaker"
     request_file = REQUEST_FILE
 
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+
+    def _session(self, region: str) -> Session:
+        """One a region: whoever polls a run pays for its clients once."""
+        if region not in self._sessions:
+            from chimera_sm.aws.session import Session
+
+            self._sessions[region] = Session(region)
+        return self._sessions[region]
+
     def render(self, plan: Plan, run_id: str) -> Artifacts:
         bundle = build_bundle(recipe_file(plan), plan.recipe.code)
         request, placeholders = requests.build_request(plan, run_id, bundle.sha256)
@@ -42,7 +53,7 @@ class SageMakerTarget:
 
     def ready(self, plan: Plan) -> list[str]:
         try:
-            if _session(plan.recipe.env.region).has_credentials():
+            if self._session(plan.recipe.env.region).has_credentials():
                 return []
         except AwsRefused as error:
             return [str(error)]
@@ -55,7 +66,7 @@ class SageMakerTarget:
         from chimera_sm.aws.upload import upload_bundle
 
         env, request = plan.recipe.env, json.loads(artifacts.files[REQUEST_FILE])
-        session = _session(env.region)
+        session = self._session(env.region)
         upload_bundle(
             session, artifacts.bundle, _code_uri(request), kms_key_id=env.kms_key_id, account_id=env.account_id
         )
@@ -68,17 +79,17 @@ class SageMakerTarget:
         job = JobList(record).newest()
         if job is None:
             return RunStatus(state="failed", reason="was never submitted")
-        return observe.status(_session(_region(record)), job.name, record.run_id, _num_steps(record))
+        return observe.status(self._session(_region(record)), job.name, _num_steps(record))
 
     def logs(self, record: RunRecord, *, follow: bool = False) -> Iterator[str]:
         from . import observe
 
-        return observe.logs(_session(_region(record)), [job.name for job in JobList(record).all()], follow=follow)
+        return observe.logs(self._session(_region(record)), [job.name for job in JobList(record).all()], follow=follow)
 
     def metrics(self, record: RunRecord) -> list[dict[str, Any]]:
         from . import observe
 
-        return observe.metrics(_session(_region(record)), [job.name for job in JobList(record).all()])
+        return observe.metrics(self._session(_region(record)), [job.name for job in JobList(record).all()])
 
     def model_files(self, record: RunRecord) -> ModelFiles:
         job = json.loads((record.path / "artifacts" / REQUEST_FILE).read_text())
@@ -95,8 +106,8 @@ class SageMakerTarget:
         from . import observe
 
         job = JobList(record).newest()
-        session = _session(_region(record))
-        described = observe.describe(session, job.name, record.run_id) if job else None
+        session = self._session(_region(record))
+        described = observe.describe(session, job.name) if job else None
         if job and described and described["TrainingJobStatus"] == "InProgress":
             with aws_errors(f"stop {job.name}"):
                 session.client("sagemaker").stop_training_job(TrainingJobName=job.name)
@@ -106,11 +117,11 @@ class SageMakerTarget:
         AWS never took is submitted again as it was."""
         from . import observe
 
-        jobs, session = JobList(record), _session(_region(record))
+        jobs, session = JobList(record), self._session(_region(record))
         job = jobs.newest()
         if job is None:
             raise UsageError(f"run {record.run_id} was never submitted", fix="launch it again under the same run id")
-        described = observe.describe(session, job.name, record.run_id)
+        described = observe.describe(session, job.name)
         if described:
             job = self._successor(record, jobs, job, described)
             jobs.add(job)
@@ -137,12 +148,6 @@ class SageMakerTarget:
         return Job(requests.job_name(record.run_id, suffix), segment=segment, attempt=attempt)
 
 
-def _session(region: str) -> Session:
-    from chimera_sm.aws.session import Session
-
-    return Session(region)
-
-
 def _create(session: Session, request: Mapping[str, Any], run_id: str) -> None:
     """Create the job, once: one of this name that carries the run's tag is the one that was asked for."""
     from botocore.exceptions import ClientError
@@ -152,13 +157,13 @@ def _create(session: Session, request: Mapping[str, Any], run_id: str) -> None:
     from . import observe
 
     name = request["TrainingJobName"]
-    if observe.describe(session, name, run_id):
+    if observe.is_there(session, name, run_id):
         return
     with aws_errors(f"create the training job {name}"):
         try:
             session.client("sagemaker").create_training_job(**request)
         except ClientError as error:
-            if error_code(error) != "ResourceInUse" or not observe.describe(session, name, run_id):
+            if error_code(error) != "ResourceInUse" or not observe.is_there(session, name, run_id):
                 raise
 
 
