@@ -156,6 +156,11 @@ def _settings(
         tokenizer = f"trained:{vocab_size}"
     else:
         raise DataError("no tokenizer", "give --tokenizer tokenizer.json, or --train-tokenizer VOCABULARY")
+    formats = {file.format for file in inputs}
+    if options.document_per_line and "lines" not in formats:
+        raise DataError("--document-per-line would be ignored: no plain text among the inputs")
+    if options.text_key != "text" and formats <= {"text", "lines"}:
+        raise DataError(f"--text-key {options.text_key} would be ignored: neither JSON lines nor Parquet is there")
     held_out = options.held_out_percent
     if held_out is None:
         held_out = STDLIB_HELD_OUT_PERCENT if stdlib else 0.0
