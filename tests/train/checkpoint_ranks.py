@@ -8,6 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ranks are forked from a server that has imported torch already: importing it in each costs most of a test.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo"])
+
 WIDTH = 7
 """Odd: no world size but 1 and 7 divides a parameter evenly."""
 
@@ -19,11 +24,10 @@ def run_ranks(
 
     An exception on a rank comes back as (exception type's name, text); a killed process as its negative signal.
     """
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
+    results = _CONTEXT.SimpleQueue()
     store = Path(arguments[0]) / f"rendezvous-{os.urandom(4).hex()}"
     processes = [
-        context.Process(
+        _CONTEXT.Process(
             target=_rank, args=(rank, world_size, str(store), environment or {}, results, function, arguments)
         )
         for rank in range(world_size)
@@ -44,7 +48,7 @@ def run_ranks(
 
 
 def _rank(rank, world_size, store, environment, results, function, arguments):
-    os.environ.update({"OMP_NUM_THREADS": "1", "RANK": str(rank)} | environment)
+    os.environ.update(environment)
     import torch
     import torch.distributed as dist
 
