@@ -101,6 +101,7 @@ def _user_files(folder: Path, max_size_mb: float) -> dict[str, bytes]:
     folder = folder.resolve()
     try:
         paths = list(ignore.walk(folder))
+        _refuse_names(folder, paths)
         _refuse_links(folder, paths)
         _refuse_size(folder, paths, max_size_mb)
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
@@ -117,6 +118,22 @@ def _user_files(folder: Path, max_size_mb: float) -> dict[str, bytes]:
             fix="remove them and refer to a secret by its ARN, or name the files in .chimeraignore",
         )
     return files
+
+
+def _refuse_names(folder: Path, paths: list[Path]) -> None:
+    """S3 keys are UTF-8, at most 1,024 bytes; the prefix of a bundle takes less than 200."""
+    for path in paths:
+        name = os.fsencode(path.relative_to(folder))
+        try:
+            name.decode()
+            fits = len(name) <= 800
+        except UnicodeDecodeError:
+            fits = False
+        if not fits:
+            raise ChecksFailed(
+                f"code.path: the file name {name!r} cannot be a key of S3 (UTF-8, at most 800 bytes)",
+                fix="rename the file, or name it in .chimeraignore",
+            )
 
 
 def _refuse_links(folder: Path, paths: list[Path]) -> None:

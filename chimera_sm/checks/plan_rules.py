@@ -80,6 +80,21 @@ def trainer_support(context: Context) -> Iterator[Said]:
             )
 
 
+@plan_rule("isolated_requirements", "target.network_isolation", severity="warning")
+def isolated_requirements(context: Context) -> Iterator[Said]:
+    """launch.py installs what the image lacks, from pip's index unless the bundle carries wheels."""
+    bundle, target = context.artifacts.bundle, context.plan.recipe.target
+    if not target.network_isolation or any(path.startswith("wheels/") for path in bundle.files):
+        return
+    lines = bundle.files.get("requirements.txt", b"").decode().splitlines()
+    needed = [line for line in lines if line.strip() and not line.startswith("#")]
+    if needed:
+        yield Said(
+            f"an isolated container cannot install what its image lacks of {', '.join(needed)}, and would fail",
+            "name an image that has them with target.image, or set target.network_isolation=false",
+        )
+
+
 @plan_rule("placeholder", "env", severity="warning", blocks_submit=True)
 def placeholder(context: Context) -> Iterator[Said]:
     for missing in context.artifacts.placeholders:

@@ -67,7 +67,9 @@ class TrainingJob:
     @property
     def crosses_efa(self) -> bool:
         """More than one host, over EFA."""
-        return sum(count for _, count in self.hosts) > 1 and any(facts.efa_interfaces for facts in self.instances)
+        counts = [count for _, count in self.hosts]
+        together = max(counts, default=0) if self.preferences else sum(counts)
+        return together > 1 and any(facts.efa_interfaces for facts in self.instances)
 
     def s3_sources(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Channel and its S3 source, for the channels that have one."""

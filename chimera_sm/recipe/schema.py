@@ -59,8 +59,8 @@ class LaunchDataConfig(DataConfig):
 @dataclass(frozen=True, kw_only=True)
 class LaunchCheckpointConfig(CheckpointConfig):
     s3_uri: str | None = None
-    """Where SageMaker keeps /opt/ml/checkpoints; null: `s3://<env.bucket>/chimera/<run id>/checkpoints`.
-    Every attempt of a run uses the same one."""
+    """Where SageMaker keeps /opt/ml/checkpoints; `{run_id}` is replaced by the run's id, and null is
+    `s3://<env.bucket>/chimera/runs/{run_id}/checkpoints`. Every attempt of a run uses the same one."""
 
     def validate(self) -> list[Problem]:
         problems = super().validate()

@@ -306,6 +306,11 @@ def test_what_was_never_submitted_cannot_be_resumed(aws: StrictSageMaker, record
         TARGET.resume(record)
 
 
+def test_model_files_say_where_the_checkpoints_are(record: RunRecord) -> None:
+    with pytest.raises(UsageError, match=f"s3://ours/chimera/runs/{RUN_ID}/checkpoints"):
+        TARGET.model_files(record)
+
+
 def test_the_fake_is_strict(aws: StrictSageMaker, record: RunRecord) -> None:
     artifacts = rendered(*OVERRIDES)
     request = request_of(artifacts) | {"EnableManagedSpotTraining": True}

@@ -258,6 +258,21 @@ def test_placeholders_and_unsupported_axes_block_the_submit_only() -> None:
         assert (findings[where].severity, findings[where].blocks_submit) == ("warning", True)
 
 
+def test_an_isolated_container_cannot_install() -> None:
+    overrides = (*S3, "target.network_isolation=true")
+    (finding,) = [f for f in run_checks(planned(*overrides), rendered(*overrides)) if f.severity == "warning"]
+    assert (finding.id, finding.where) == ("offline.isolated_requirements", "target.network_isolation")
+    assert "safetensors" in finding.message
+
+
+def test_one_host_with_a_fallback_is_no_cluster() -> None:
+    one = [{**preference, "InstanceCount": 1} for preference in PREFERENCES]
+    several = put("VpcConfig.Subnets", ["subnet-1", "subnet-2"])
+    alone = found(S3, both(put("ResourceConfig", {"InstancePreferences": one}), several))
+    assert "offline.efa_subnet" not in [f.id for f in alone]
+    assert "offline.efa_subnet" in [f.id for f in found(S3, both(PREFERRED, several))]
+
+
 def test_memory_disk_offer_and_restore() -> None:
     plan = planned(*S3)
     memory = replace(plan.memory, fits=False, total_gib=99.0, capacity_gib=80.0, components_gib={"logits": 99.0})

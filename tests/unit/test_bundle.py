@@ -131,3 +131,23 @@ def test_a_link_to_a_file_inside_travels_as_the_file(tiny: RecipeFile, tmp_path:
 def test_no_folder(tiny: RecipeFile, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"code\.path: .*nowhere is no folder"):
         build_bundle(tiny, CodeConfig(path=str(tmp_path / "nowhere")))
+
+
+def test_a_name_that_s3_cannot_hold(tiny: RecipeFile, tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"bad\xff.py")).write_text("")
+    with pytest.raises(ChecksFailed, match="cannot be a key of S3"):
+        build_bundle(tiny, CodeConfig(path=str(tmp_path)))
+
+
+def test_an_unreadable_file_is_named(tiny: RecipeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.py").write_text("")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    shipped = tmp_path.parent / "shipped"
+    shipped.mkdir()
+    monkeypatch.setattr("chimera_sm.aws.bundle.entrypoints_dir", lambda: shipped)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UsageError, match=r"a\.py cannot be read"):
+        build_bundle(tiny, CodeConfig(path=str(tmp_path)))

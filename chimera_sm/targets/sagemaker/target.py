@@ -92,12 +92,20 @@ class SageMakerTarget:
         return observe.metrics(self._session(_region(record)), [job.name for job in JobList(record).all()])
 
     def model_files(self, record: RunRecord) -> ModelFiles:
-        job = json.loads((record.path / "artifacts" / REQUEST_FILE).read_text())
-        uri = job["CheckpointConfig"]["S3Uri"]
+        request = json.loads((record.path / "artifacts" / REQUEST_FILE).read_bytes())
+        checkpoint = record.lock["plan"]["recipe"]["checkpoint"]
+        recipe = record.path / "artifacts" / RECIPE_FILE
+        export = f"python -m chimera_train.export --checkpoints FOLDER --recipe {recipe} --out MODEL"
+        if checkpoint["storage"] == "shared":
+            path = checkpoint["path"].replace("{run_id}", record.run_id)
+            raise UsageError(
+                f"the checkpoints of {record.run_id} are on the job's file system, at /opt/ml/{path} in its containers",
+                fix=f"mount the file system, then {export}",
+            )
+        uri = request["CheckpointConfig"]["S3Uri"]
         raise UsageError(
             f"the checkpoints of {record.run_id} are in {uri}, not on this machine",
-            fix=f"aws s3 sync {uri} FOLDER, then python -m chimera_train.export --checkpoints FOLDER --recipe "
-            f"{record.path / 'artifacts' / RECIPE_FILE} --out MODEL",
+            fix=f"aws s3 sync {uri} FOLDER, then {export}",
         )
 
     def stop(self, record: RunRecord) -> None:
