@@ -86,6 +86,8 @@ ROWS = [
     Row("fsdp 2, compiled, selective checkpointing", 2,
         train={"compile": True, "activation_checkpointing": "selective"}),
     Row("fsdp 2, compiled, full checkpointing", 2, train={"compile": True, "activation_checkpointing": "full"}),
+    Row("fsdp 2, moe, compiled, selective checkpointing, bf16", 2, model="moe", param_dtype="bfloat16", tolerance=5e-2,
+        train={"compile": True, "activation_checkpointing": "selective"}),
     Row("replicas 2", 2, parallel={"data_parallel": 2, "fully_sharded": 1}),
     Row("fsdp 4, 50 steps", 4, steps=50),
     Row("fsdp 4, tied", 4, model="tied", micro_batch_size=2),

@@ -107,6 +107,15 @@ class ModelConfig:
                     "model.experts_per_token", f"{self.experts_per_token} exceeds model.num_experts={self.num_experts}"
                 )
             )
+        for name in ("hidden_size", "intermediate_size"):
+            if self.num_experts and getattr(self, name) % 8:
+                problems.append(
+                    Problem(
+                        f"model.{name}",
+                        f"{getattr(self, name)} is not a multiple of 8; grouped matrix products of experts want rows "
+                        "of 16 bytes",
+                    )
+                )
         return problems
 
 
@@ -405,6 +414,15 @@ class TrainRecipe:
                     "parallel.expert_parallel",
                     f"{parallel.expert_parallel} does not divide model.num_experts={model.num_experts}",
                     f"use one of {divisors(model.num_experts) if model.num_experts else [1]}",
+                )
+            )
+        if model.num_experts and train.compile and self.precision.param_dtype != "bfloat16":
+            problems.append(
+                Problem(
+                    "train.compile",
+                    f"torch compiles grouped matrix products of experts in bfloat16 only, and precision.param_dtype is "
+                    f"{self.precision.param_dtype}",
+                    "set precision=bf16, or train.compile=false",
                 )
             )
         if optim.decay_steps is not None and optim.decay_steps + optim.warmup_steps > train.num_steps:

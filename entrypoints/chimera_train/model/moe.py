@@ -28,7 +28,10 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts * hidden, width))
 
     def forward(self, x_RD: Tensor, ends_E: Tensor) -> Tensor:
-        """`x_RD` sorted by expert; `ends_E` (int32) is where each expert's rows end. No rows is a valid share."""
+        """`x_RD` sorted by expert; `ends_E` (int32) is where each expert's rows end. No rows is a valid share.
+
+        One kernel for all experts on Hopper and later; before, torch loops over them and waits for `ends_E`.
+        """
         gate_EFD, up_EFD, down_EDF = (
             weight.unflatten(0, (self.num_experts, -1)) for weight in (self.gate_proj, self.up_proj, self.down_proj)
         )

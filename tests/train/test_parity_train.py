@@ -1,0 +1,242 @@
+"""train.py as the processes of a job: exit codes, metrics, stop and resume, and what it says when it cannot go on."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from spawn import ENTRYPOINTS, finish, start_train
+
+from chimera_train.config import (
+    CheckpointConfig,
+    DataConfig,
+    LayoutConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    RecipeFile,
+    TrainConfig,
+    TrainRecipe,
+    encode,
+)
+from chimera_train.data.dataset import DatasetInfo, TokenizerInfo, file_sha256, write_json
+from chimera_train.data.indexed import ShardWriter, token_dtype
+from chimera_train.metrics import parse_line
+
+pytestmark = pytest.mark.train
+VOCAB, SEQUENCE, STEPS = 64, 16, 8
+
+
+def recipe_file(hosts: int = 1, workers: int = 1, **sections: dict) -> RecipeFile:
+    def of(section: str, **defaults):
+        return {**defaults, **sections.get(section, {})}
+
+    recipe = TrainRecipe(
+        name="small",
+        model=ModelConfig(
+            **of(
+                "model",
+                name="small",
+                vocab_size=VOCAB,
+                hidden_size=32,
+                intermediate_size=64,
+                num_layers=2,
+                num_heads=4,
+                num_kv_heads=2,
+            )
+        ),
+        parallel=ParallelConfig(**of("parallel")),
+        train=TrainConfig(
+            **of("train", num_steps=STEPS, global_batch_size=8, micro_batch_size=2, sequence_length=SEQUENCE)
+        ),
+        data=DataConfig(**of("data", name="test")),
+        optim=OptimConfig(**of("optim", learning_rate=3e-3, warmup_steps=2)),
+        precision=PrecisionConfig(name="fp32", param_dtype="float32"),
+        checkpoint=CheckpointConfig(**of("checkpoint", interval_steps=3, storage="shared")),
+    )
+    return RecipeFile(
+        recipe=recipe, layout=LayoutConfig(hosts=hosts, workers_per_host=workers), recipe_hash="0" * 64, peak_tflops=1.0
+    )
+
+
+@pytest.fixture
+def root(tmp_path):
+    """An ml root with a shard of 200 documents, in which each token follows from the one before."""
+    folder = tmp_path / "ml" / "input" / "data" / "train"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    with ShardWriter(folder / "shard-00000", token_dtype(VOCAB)) as writer:
+        for _ in range(200):
+            tokens = [int(random.integers(1, VOCAB))]
+            for choice in random.integers(0, 2, 30):
+                tokens.append((tokens[-1] * 5 + int(choice)) % (VOCAB - 1) + 1)
+            writer.add(np.array([*tokens, 0]))
+        shard = writer.finish()
+    (folder / "tokenizer.json").write_text("{}")
+    info = DatasetInfo(
+        schema_version=1,
+        shards=(shard,),
+        num_documents=shard.num_documents,
+        num_tokens=shard.num_tokens,
+        vocab_size=VOCAB,
+        dtype=token_dtype(VOCAB),
+        eod_id=0,
+        tokenizer=TokenizerInfo(file="tokenizer.json", sha256=file_sha256(folder / "tokenizer.json")),
+        source={},
+    )
+    write_json(folder / "dataset.json", info)
+    return tmp_path / "ml"
+
+
+def write(root, file: RecipeFile):
+    path = root.parent / "recipe.json"
+    path.write_text(json.dumps(encode(file)))
+    return path
+
+
+def records(root, host: int = 0) -> dict[int, dict]:
+    """By step; of a step that ran twice, the second."""
+    lines = (root / "output/data/metrics" / f"host-{host}.jsonl").read_text().splitlines()
+    return {record["step"]: record for record in map(json.loads, lines)}
+
+
+def losses(root) -> list[float]:
+    found = records(root)
+    return [found[step]["loss"] for step in sorted(found)]
+
+
+def run(root, file: RecipeFile, env=None) -> tuple[list[int], list[str]]:
+    shape = file.layout
+    processes = start_train(
+        root, write(root, file), hosts=shape.hosts, workers_per_host=shape.workers_per_host, env=env
+    )
+    return finish(processes)
+
+
+def fresh(root, name: str):
+    """Another ml root over the same data."""
+    other = root.parent / name
+    other.mkdir()
+    (other / "input").symlink_to(root / "input")
+    return other
+
+
+def test_one_process_needs_no_environment_and_equals_two_and_four(root):
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    env |= {"CHIMERA_ML_ROOT": str(root), "CHIMERA_RECIPE": str(write(root, recipe_file()))}
+    done = subprocess.run(
+        [sys.executable, str(ENTRYPOINTS / "train.py")], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [parsed for line in done.stdout.splitlines() if (parsed := parse_line(line))]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    alone = records(root)
+    for line in lines:
+        record = alone[line["step"]]
+        assert line["loss"] == pytest.approx(record["loss"], rel=1e-8)
+        assert 0 < line["mfu"] < 1
+        assert line["tokens_per_s"] == pytest.approx(8 * SEQUENCE / record["step_s"], rel=1e-3)
+        assert record["attempt"] == 1
+        assert record["mem_gib"] > 0.05
+        assert 0 <= record["data_wait_s"] <= record["step_s"]
+    assert lines[0]["lr"] == pytest.approx(1.5e-3)
+    assert lines[-1]["lr"] == pytest.approx(3e-4)
+    assert alone[STEPS]["loss"] < alone[1]["loss"]
+
+    two = fresh(root, "two")
+    codes, outputs = run(two, recipe_file(hosts=2))
+    assert codes == [0, 0], outputs
+    assert losses(two) == pytest.approx(losses(root), abs=1e-5)
+    assert {step: r["loss"] for step, r in records(two, host=1).items()} == {
+        step: r["loss"] for step, r in records(two, host=0).items()
+    }
+    four = fresh(root, "four")
+    codes, outputs = run(four, recipe_file(workers=4, parallel={"data_parallel": 2}))
+    assert codes == [0] * 4, outputs
+    assert losses(four) == pytest.approx(losses(root), abs=1e-5)
+    assert "chimera step" not in outputs[1], "one line a host"
+
+
+def test_sigterm_to_one_rank_stops_all_and_resume_is_bit_exact(root):
+    file = recipe_file(hosts=2, train={"num_steps": 200}, checkpoint={"interval_steps": 0})
+    file = replace(file, recipe=replace(file.recipe, optim=replace(file.recipe.optim, schedule="constant")))
+    processes = start_train(root, write(root, file), hosts=2)
+    deadline = time.monotonic() + 60
+    metrics = root / "output/data/metrics/host-0.jsonl"
+    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
+        assert time.monotonic() < deadline, "no steps"
+        assert all(p.poll() is None for p in processes)
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    processes[1].send_signal(signal.SIGTERM)
+    codes, outputs = finish(processes)
+    assert codes == [143, 143], outputs
+    stopped = max(records(root))
+    assert f"checkpoint of step {stopped} saved" in outputs[0]
+    longer = stopped + 4
+    file = replace(file, recipe=replace(file.recipe, train=replace(file.recipe.train, num_steps=longer)))
+    codes, outputs = run(root, file)
+    assert codes == [0, 0], outputs
+    assert f"steps {stopped + 1} to {longer}" in outputs[0]
+
+    straight = fresh(root, "straight")
+    codes, outputs = run(straight, file)
+    assert codes == [0, 0], outputs
+    assert losses(root) == losses(straight)
+    assert [r["grad_norm"] for r in records(root).values()] == [r["grad_norm"] for r in records(straight).values()]
+
+
+def test_a_killed_rank_ends_the_others_with_retry_and_resume_is_bit_exact(root):
+    file = recipe_file(hosts=2)
+    error_file = root.parent / "error.json"
+    codes, outputs = run(root, file, env={"CHIMERA_FAULT": "kill:step:5:1", "CHIMERA_ERROR_FILE": str(error_file)})
+    assert codes == [75, -signal.SIGKILL], outputs
+    report = json.loads(error_file.read_text())
+    assert (report["rank"], report["exit_code"]) == (0, 75)
+    assert report["message"] in report["traceback"]
+    codes, outputs = run(root, file, env={"CHIMERA_ATTEMPT": "2"})
+    assert codes == [0, 0], outputs
+    assert "steps 4 to 8" in outputs[0]
+    assert records(root)[4]["attempt"] == 2
+    straight = fresh(root, "straight")
+    run(straight, file)
+    assert losses(root) == losses(straight)
+
+
+def test_a_loss_that_is_not_finite_stops_every_rank_before_the_weights_move(root):
+    file = recipe_file(hosts=2, optim={"learning_rate": 1e30, "max_grad_norm": 0.0})
+    codes, outputs = run(root, file)
+    assert codes == [1, 1], outputs
+    for output in outputs:
+        assert re.search(r"NotFinite: step [23]: loss=\S+ grad_norm=\S+. The weights were not moved", output)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (recipe_file(hosts=2), "layout: planned for 2 hosts × 1 workers, started as 1 workers"),
+        (recipe_file(data={"name": "test", "path": "elsewhere"}), "elsewhere"),
+        (recipe_file(model={"vocab_size": 32}), "model.vocab_size"),
+        (recipe_file(train={"global_batch_size": 7}), "train.global_batch_size: 7 is not a multiple"),
+        (recipe_file(checkpoint={"keep_last": 1}), "checkpoint.keep_last"),
+    ],
+    ids=["layout", "no data", "tokenizer", "batch", "rule"],
+)
+def test_what_cannot_run_exits_1_and_names_the_key(root, file, message):
+    codes, outputs = finish(start_train(root, write(root, file)))
+    assert codes == [1], outputs
+    assert message in outputs[0]
+
+
+def test_an_axis_that_the_trainer_lacks_is_named(root):
+    codes, outputs = run(root, recipe_file(workers=2, parallel={"pipeline_parallel": 2}))
+    assert codes == [1, 1]
+    assert "parallel.pipeline_parallel: 2, but this trainer runs data_parallel and fully_sharded only" in outputs[0]
+    assert "Traceback" not in outputs[0]
