@@ -19,7 +19,7 @@ from typing import Any
 from chimera_sm.paths import entrypoints_dir
 
 TRAIN = r"""
-import json, os, signal, sys, time
+import json, os, signal, subprocess, sys, time
 from pathlib import Path
 
 fake = json.loads(os.environ.get("FAKE", "{}"))
@@ -37,6 +37,8 @@ def on_sigterm(number, frame):
 
 
 signal.signal(signal.SIGTERM, on_sigterm)
+if fake.get("orphan"):  # a grandchild that ends after its parent: PID 1 inherits it
+    subprocess.run(["sh", "-c", "sleep 0.3 &"], check=True)
 names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
          "CHIMERA_RUN_ID", "CHIMERA_ATTEMPT", "CHIMERA_GRACE_S"]
 print("env " + json.dumps({n: os.environ.get(n) for n in names}), flush=True)

@@ -30,9 +30,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def worker_pids(process: subprocess.Popen[str]) -> list[int]:
-    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in found]
+def children_of(pid: int) -> list[int]:
+    """Zombies included."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_finishes_with_the_environment_of_torchrun(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_sigterm_before_the_workers_are_ready(tmp_path: Path) -> None:
     """Python's start, before train.py has its handler: nothing to save, and no failure."""
     write_host(tmp_path, 1, 1)
     process = start_host(tmp_path, {"start_s": 30})
-    wait_for(lambda: worker_pids(process))
+    wait_for(lambda: children_of(process.pid))
     process.send_signal(signal.SIGTERM)
     out = finish(process)
     assert process.returncode == 143, out
@@ -123,7 +123,7 @@ def test_workers_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     write_host(tmp_path, 1, 2)
     process = start_host(tmp_path, {"steps": 10_000})
     wait_for(lambda: (tmp_path / "checkpoints" / "step-0002").is_dir())
-    pids = worker_pids(process)
+    pids = children_of(process.pid)
     assert len(pids) == 2
     process.kill()
     process.wait()
@@ -195,9 +195,10 @@ def test_as_pid_1_of_a_namespace(tmp_path: Path) -> None:
         message = "no right to make a PID namespace (root, or user namespaces)"
         pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
     write_host(tmp_path, 1, 2)
-    process = start_host(tmp_path, {"steps": 10_000, "save_s": 1.0}, prefix=UNSHARE)
+    process = start_host(tmp_path, {"steps": 10_000, "save_s": 1.0, "orphan": True}, prefix=UNSHARE)
     wait_for(lambda: (tmp_path / "checkpoints" / "step-0003").is_dir())
-    (pid_1,) = worker_pids(process)  # unshare's child
+    (pid_1,) = children_of(process.pid)  # unshare's child
+    wait_for(lambda: len(children_of(pid_1)) == 2, 5.0, "the orphans to be reaped")
     status = Path(f"/proc/{pid_1}/status").read_text()
     assert status.split("NSpid:")[1].split("\n")[0].split()[-1] == "1"
     os.kill(pid_1, signal.SIGTERM)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -135,7 +136,7 @@ class Driver:
             if (self._stop_requested or EXIT_STOPPED in ended) and not stopping:
                 stopping = True
                 kill_at = now + self._job.grace_s
-                self._say(f"stopping: SIGTERM, {self._job.grace_s:g} s, SIGKILL")
+                self._update(reason=f"stopping; the hosts have {self._job.grace_s:g} s to save")
                 _signal_all(hosts, signal.SIGTERM)
             if failed and (kill_at is None or kill_at > now + PEERS_GRACE_S):
                 kill_at = now + PEERS_GRACE_S
@@ -154,14 +155,22 @@ class Driver:
         failed = {name: code for name, code in codes.items() if code not in (EXIT_FINISHED, EXIT_STOPPED)}
         if not failed:
             return "stopped", EXIT_STOPPED, self._sync_problem or "state saved"
-        # User errors explain lost connections, and so does a host that died; see `supervisor.failure.first_failure`.
-        name = min(failed, key=lambda n: (failed[n] != EXIT_FAILED, failed[n] == EXIT_RETRY, n))
+        name = min(failed, key=lambda n: self._cause_order(n, failed[n]))
         reason = self._failure_of(name, failed[name])
         if EXIT_FAILED in failed.values():
             return "failed", EXIT_FAILED, reason
         if self._stop_requested:
             return "stopped", EXIT_RETRY, f"not all state was saved: {reason}"
         return "restarting", EXIT_RETRY, reason
+
+    def _cause_order(self, name: str, code: int) -> tuple[bool, bool, float]:
+        """Sorts the host that explains the others first: a worker that lost its peer leaves with EXIT_RETRY, so any
+        other end counts more, and among equals the earliest (`supervisor.failure.first_failure` between hosts)."""
+        try:
+            report = json.loads((self._run.ml(name).output / "data" / "logs" / "failure.json").read_bytes())
+            return code != EXIT_FAILED, report["code"] == EXIT_RETRY, report["time"]
+        except (OSError, ValueError, KeyError):  # it failed before its workers did, or launch.py itself was killed
+            return code != EXIT_FAILED, code == EXIT_RETRY, 0.0
 
     def _failure_of(self, name: str, code: int) -> str:
         with contextlib.suppress(FileNotFoundError):

@@ -8,7 +8,6 @@ import socket
 import subprocess
 from pathlib import Path
 
-import chimera_sm
 import chimera_train
 
 from .job import LocalJob
@@ -16,8 +15,8 @@ from .job import LocalJob
 
 def import_path() -> list[str]:
     """Where this process has our packages from: what a driver needs on its path, and a host must not have."""
-    assert chimera_sm.__file__ is not None
-    return list(dict.fromkeys([str(Path(chimera_sm.__file__).parents[1]), str(Path(chimera_train.__path__[0]).parent)]))
+    launching_side, container_side = Path(__file__).resolve().parents[3], Path(chimera_train.__path__[0]).parent
+    return list(dict.fromkeys([str(launching_side), str(container_side)]))
 
 
 def driver_environment() -> dict[str, str]:

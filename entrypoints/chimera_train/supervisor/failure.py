@@ -109,6 +109,11 @@ def shorten(head: str, detail: str) -> str:
     return f"{head}\n{detail}"
 
 
+def write_report(path: Path, end: WorkerEnd) -> None:
+    """The same failure for programs: who compares the hosts of a job applies the rule of `first_failure` to these."""
+    path.write_text(json.dumps({"rank": end.rank, "code": end.code, "time": end.time, "message": end.message}) + "\n")
+
+
 def write_failure(path: Path, text: str) -> None:
     """Write whole or not at all; where a failure is already told, the first stays."""
     part = path.with_name(f".failure.{os.getpid()}")

@@ -26,7 +26,7 @@ from chimera_train.config.contract import (
 
 from .devices import check_accelerators, count_accelerators
 from .errors import HostError, StopRequested
-from .failure import WorkerEnd, describe, first_failure, write_failure
+from .failure import WorkerEnd, describe, first_failure, write_failure, write_report
 from .requirements import install_requirements
 from .signals import Signals
 from .topology import Topology, read_topology
@@ -69,13 +69,18 @@ def _prepare_folders(ml: MlRoot) -> None:
     try:
         for folder in (ml.output, _logs(ml), ml.metrics, ml.checkpoints, ml.model):
             folder.mkdir(parents=True, exist_ok=True)
-        ml.failure.unlink(missing_ok=True)  # of an earlier attempt on the same disk
+        for earlier in (ml.failure, _report(ml)):  # of an attempt on the same disk
+            earlier.unlink(missing_ok=True)
     except OSError as error:
         raise SystemExit(f"chimera: cannot write under {ml.root} (CHIMERA_ML_ROOT): {error}") from error
 
 
 def _logs(ml: MlRoot) -> Path:
     return ml.output / "data" / "logs"
+
+
+def _report(ml: MlRoot) -> Path:
+    return _logs(ml) / "failure.json"
 
 
 def _read_recipe(file: Path) -> RecipeFile:
@@ -138,6 +143,7 @@ def _run_workers(
             text = describe(supervisor.failure, topology.current_host, _last_lines(started, supervisor.failure))
             print(f"chimera: {text.splitlines()[0]}", file=sys.stderr, flush=True)
             write_failure(ml.failure, text)
+            write_report(_report(ml), supervisor.failure)
         return code
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
