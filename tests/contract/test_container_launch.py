@@ -52,13 +52,14 @@ def test_finishes_with_the_environment_of_torchrun(tmp_path: Path) -> None:
     assert not (tmp_path / "output" / "failure").exists()
 
 
-def test_sigterm_reaches_workers_once_and_they_have_time_to_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_stop_reaches_workers_once_and_they_have_time_to_save(tmp_path: Path, number: int) -> None:
     write_host(tmp_path, 1, 2)
     process = start_host(tmp_path, {"steps": 10_000, "save_s": 2.0})
     wait_for(lambda: (tmp_path / "checkpoints" / "step-0003").is_dir())
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     out = finish(process)
     assert process.returncode == 143, out
     assert out.count("worker got SIGTERM") == 2, "two workers, one signal each"
@@ -74,7 +75,7 @@ def test_a_worker_that_does_not_save_in_time_is_killed(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     out = finish(process)
     assert process.returncode == 75, out
-    assert 1.5 < time.monotonic() - started < 5.0
+    assert 1.5 < time.monotonic() - started < 9.0
     assert "had not saved after 2 s" in failure(tmp_path)
 
 

@@ -132,7 +132,7 @@ class Driver:
         while any(process.poll() is None for process in hosts.values()):
             now = time.monotonic()
             ended = [p.returncode for p in hosts.values() if p.returncode is not None]
-            failed = any(code not in (EXIT_FINISHED, EXIT_STOPPED) for code in ended)
+            failed = any(self._is_failure(code) for code in ended)
             if (self._stop_requested or EXIT_STOPPED in ended) and not stopping:
                 stopping = True
                 kill_at = now + self._job.grace_s
@@ -152,7 +152,7 @@ class Driver:
         """(state, exit code, reason) that the hosts' exit codes make."""
         if all(code == EXIT_FINISHED for code in codes.values()):
             return "completed", EXIT_FINISHED, self._sync_problem
-        failed = {name: code for name, code in codes.items() if code not in (EXIT_FINISHED, EXIT_STOPPED)}
+        failed = {name: code for name, code in codes.items() if self._is_failure(code)}
         if not failed:
             return "stopped", EXIT_STOPPED, self._sync_problem or "state saved"
         name = min(failed, key=lambda n: self._cause_order(n, failed[n]))
@@ -162,6 +162,11 @@ class Driver:
         if self._stop_requested:
             return "stopped", EXIT_RETRY, f"not all state was saved: {reason}"
         return "restarting", EXIT_RETRY, reason
+
+    def _is_failure(self, code: int) -> bool:
+        # A launch.py that was still starting had no handler for SIGTERM yet, and nothing to save.
+        stopped_early = self._stop_requested and code == -signal.SIGTERM
+        return code not in (EXIT_FINISHED, EXIT_STOPPED) and not stopped_early
 
     def _cause_order(self, name: str, code: int) -> tuple[bool, bool, float]:
         """Sorts the host that explains the others first: a worker that lost its peer leaves with EXIT_RETRY, so any

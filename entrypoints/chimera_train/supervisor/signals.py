@@ -13,8 +13,12 @@ PARENT_VARIABLE = "CHIMERA_PARENT_PID"
 """Set by the local target: when this process is no longer our parent, we are asked to stop."""
 
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+"""Slurm sends what `--signal` names to every process of a step: this one must not die of it while workers save."""
+
+
 class Signals:
-    """SIGTERM and SIGINT set `stop_requested`; they and SIGCHLD end a `wait` early."""
+    """STOP_SIGNALS set `stop_requested`; they and SIGCHLD end a `wait` early."""
 
     def __init__(self, environment: Mapping[str, str]):
         self.stop_requested = False
@@ -25,8 +29,8 @@ class Signals:
 
     def install(self) -> None:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, self._stop)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def wait(self, timeout_s: float) -> None:
