@@ -33,7 +33,7 @@ class Trainer:
             recipe.parallel, hosts=recipe_file.layout.hosts, workers_per_host=recipe_file.layout.workers_per_host
         )
         check_supported(mesh_layout)
-        self.recipe, self.worker = recipe, worker
+        self.recipe, self.worker, self.root = recipe, worker, root
         self.plan = batch_plan(recipe.train, mesh_layout)
         self.loader = Loader(
             recipe.data,
@@ -86,7 +86,11 @@ class Trainer:
             if last or (interval and self.step % interval == 0):
                 self._save()
         self.loader.close()
-        return EXIT_FINISHED if self.step == train.num_steps else EXIT_STOPPED
+        if self.step < train.num_steps:
+            return EXIT_STOPPED
+        if self.recipe.checkpoint.export_at_end:
+            self._export()
+        return EXIT_FINISHED
 
     def _train_step(self, stop: StopRequest) -> StepResult:
         lr = learning_rate(self.step, self.recipe.optim, self.plan.num_steps)
@@ -115,3 +119,11 @@ class Trainer:
         self.checkpointer.save(self.step, self.model, self.optimizer, state)
         self.reporter.say(f"checkpoint of step {self.step} saved in {time.perf_counter() - started:.1f} s")
         self.reporter.restart_clock()
+
+    def _export(self) -> None:
+        from .export import TokenizerFile, export_model
+
+        dataset, dtype = self.loader.dataset, self.recipe.precision.param_dtype
+        tokenizer = TokenizerFile.open(dataset.folder / dataset.info.tokenizer.file)
+        export_model(self.model, self.recipe.model, self.root.model, dtype=dtype, tokenizer=tokenizer)
+        self.reporter.say(f"exported to {self.root.model} in {dtype}")

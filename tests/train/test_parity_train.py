@@ -8,10 +8,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from spawn import ENTRYPOINTS, finish, start_train
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from chimera_train.config import (
     CheckpointConfig,
@@ -79,7 +83,8 @@ def root(tmp_path):
                 tokens.append((tokens[-1] * 5 + int(choice)) % (VOCAB - 1) + 1)
             writer.add(np.array([*tokens, 0]))
         shard = writer.finish()
-    (folder / "tokenizer.json").write_text("{}")
+    words = {"<|endoftext|>": 0, **{f"w{i}": i for i in range(1, VOCAB)}}
+    Tokenizer(WordLevel(words, unk_token="w1")).save(str(folder / "tokenizer.json"))
     info = DatasetInfo(
         schema_version=1,
         shards=(shard,),
@@ -168,12 +173,7 @@ def test_sigterm_to_one_rank_stops_all_and_resume_is_bit_exact(root):
     file = recipe_file(hosts=2, train={"num_steps": 200}, checkpoint={"interval_steps": 0})
     file = replace(file, recipe=replace(file.recipe, optim=replace(file.recipe.optim, schedule="constant")))
     processes = start_train(root, write(root, file), hosts=2)
-    deadline = time.monotonic() + 60
-    metrics = root / "output/data/metrics/host-0.jsonl"
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 3):
-        assert time.monotonic() < deadline, "no steps"
-        assert all(p.poll() is None for p in processes)
-        time.sleep(0.05)
+    wait_for(has_steps(root, 3), processes)
     processes[1].send_signal(signal.SIGTERM)
     processes[1].send_signal(signal.SIGTERM)
     codes, outputs = finish(processes)
@@ -191,6 +191,63 @@ def test_sigterm_to_one_rank_stops_all_and_resume_is_bit_exact(root):
     assert codes == [0, 0], outputs
     assert losses(root) == losses(straight)
     assert [r["grad_norm"] for r in records(root).values()] == [r["grad_norm"] for r in records(straight).values()]
+
+
+def wait_for(condition, processes):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        assert all(p.poll() is None for p in processes)
+        time.sleep(0.02)
+
+
+def has_steps(root, count: int):
+    file = root / "output/data/metrics/host-0.jsonl"
+    return lambda: file.exists() and len(file.read_text().splitlines()) >= count
+
+
+def test_sigterm_while_starting_stops_after_the_first_step(root):
+    (process,) = start_train(root, write(root, recipe_file(train={"num_steps": 1000})))
+
+    def handles_sigterm() -> bool:
+        caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+        return bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+    wait_for(handles_sigterm, [process])
+    process.send_signal(signal.SIGTERM)
+    codes, outputs = finish([process])
+    assert codes == [143], outputs
+    assert list(records(root)) == [1]
+    assert "checkpoint of step 1 saved" in outputs[0]
+
+
+def test_a_hang_is_a_failure_worth_a_retry(root):
+    file = recipe_file(hosts=2, train={"num_steps": 100_000, "collective_timeout_s": 2.0})
+    processes = start_train(root, write(root, file), hosts=2)
+    wait_for(has_steps(root, 2), processes)
+    processes[1].send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    code = processes[0].wait(timeout=30)
+    assert code == 75
+    assert time.monotonic() - stopped < 10
+    processes[1].kill()
+    _, outputs = finish(processes)
+    assert "Timed out" in outputs[0]
+
+
+def test_the_end_exports_a_model_that_transformers_reads(root):
+    file = recipe_file(hosts=2, checkpoint={"export_at_end": True})
+    codes, outputs = run(root, file)
+    assert codes == [0, 0], outputs
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(root / "model")
+    assert model.config.num_hidden_layers == 2
+    tokens = np.fromfile(root / "input/data/train/shard-00000.bin", dtype=np.uint16)[: 40 * SEQUENCE].astype(np.int64)
+    batch = torch.from_numpy(tokens.reshape(40, SEQUENCE))
+    with torch.no_grad():
+        loss = model(batch, labels=batch).loss.item()
+    assert loss == pytest.approx(records(root)[STEPS]["loss"], abs=0.15)
 
 
 def test_a_killed_rank_ends_the_others_with_retry_and_resume_is_bit_exact(root):
