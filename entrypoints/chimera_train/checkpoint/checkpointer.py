@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from .. import faults
-from ..config import AXES, CheckpointConfig, MeshLayout, MlRoot, ModelConfig, RecipeFile, encode
+from ..config import AXES, CheckpointConfig, MeshLayout, MlRoot, RecipeFile, encode
 from .errors import CheckpointError
 from .history import History
 from .manifest import (
@@ -26,6 +26,7 @@ from .manifest import (
     Manifest,
     RankManifest,
     RankManifestEntry,
+    differing_model_fields,
     rank_manifest_name,
     rng_name,
     seal,
@@ -42,9 +43,6 @@ from .state import (
 )
 from .storage import OnceReader, OnceWriter
 from .store import CheckpointStore, folder_name, utc_now, write_once
-
-_NOT_IN_THE_WEIGHTS = {"name", "initializer_range", "max_position_embeddings", "router_aux_loss_coefficient"}
-"""Fields of the model section that may change between a save and a resume."""
 
 
 class Checkpointer:
@@ -100,7 +98,7 @@ class Checkpointer:
         if found is None:
             return None
         folder, manifest = self.store.root / found.name, found.manifest
-        if differing := _differing(manifest.model, self._recipe.recipe.model):
+        if differing := differing_model_fields(manifest.model, self._recipe.recipe.model):
             raise CheckpointError(
                 f"{folder} is of another model: {'; '.join(differing)}. Use the recipe that it was trained with, or "
                 "another checkpoint.path for a new run"
@@ -214,17 +212,6 @@ class Checkpointer:
 def store_of(config: CheckpointConfig, root: MlRoot, run_id: str) -> CheckpointStore:
     """The store that a run's checkpoint section names."""
     return CheckpointStore(root.root / config.path.replace("{run_id}", run_id), shared=config.storage == "shared")
-
-
-def _differing(saved: dict[str, Any], model: ModelConfig) -> list[str]:
-    """Model fields that change what the weights mean, as "model.<field> was …, is …"."""
-    defaults = {f: encode(getattr(model, f)) for f in encode(model)}
-    return [
-        f"model.{name} was {saved[name]!r}, is {value!r}"
-        for name, value in defaults.items()
-        # A field that the saving release did not know had no effect then; its default says so now.
-        if name in saved and name not in _NOT_IN_THE_WEIGHTS and saved[name] != value
-    ]
 
 
 def _optimizer_targets(model: nn.Module, optimizer: torch.optim.Optimizer, saved: set[str]) -> dict[str, Tensor]:

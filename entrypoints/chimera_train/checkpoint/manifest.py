@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..config import ConfigError, canonical_json, decode, encode
+from ..config import ConfigError, ModelConfig, canonical_json, decode, encode
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 METADATA = "metadata.dcp"
 """torch.distributed.checkpoint's index. Torch's own name starts with a dot; whether SageMaker's sync takes hidden files
 is nowhere documented."""
+
+_NOT_IN_THE_WEIGHTS = {"name", "initializer_range", "max_position_embeddings", "router_aux_loss_coefficient"}
+"""Fields of the model section that may change between a save and a resume."""
 
 T = TypeVar("T")
 
@@ -147,6 +150,18 @@ def unseal(cls: type[T], data: bytes) -> T:
         return decode(cls, {key: value for key, value in content.items() if key in known})
     except ConfigError as error:
         raise ManifestError(f"lacks or misstates a field: {error}") from None
+
+
+def differing_model_fields(saved: Mapping[str, Any], model: ModelConfig) -> list[str]:
+    """What makes the weights of `saved` (a manifest's `model`) another model's: "model.<field> was …, is …".
+
+    A field that the saving release did not know is passed over: it had no effect then.
+    """
+    return [
+        f"model.{name} was {saved[name]!r}, is {value!r}"
+        for name, value in encode(model).items()
+        if name in saved and name not in _NOT_IN_THE_WEIGHTS and saved[name] != value
+    ]
 
 
 def _content_hash(content: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from ..config.contract import EXIT_FAILED, EXIT_RETRY
 from ..worker_errors import exit_code_of
-from .errors import CheckpointError
 
 T = TypeVar("T")
 
@@ -29,8 +28,12 @@ class RanksFailed(Exception):
 
 def describe(error: BaseException) -> tuple[str, int]:
     """Text and exit code of an error, as RanksFailed takes them."""
-    plain = isinstance(error, OSError | CheckpointError)
-    return str(error) if plain else f"{type(error).__name__}: {error}", exit_code_of(error)
+    return str(error) if _for_users(error) else f"{type(error).__name__}: {error}", exit_code_of(error)
+
+
+def _for_users(error: BaseException) -> bool:
+    """Errors whose message says it all; of others, the traceback is wanted."""
+    return isinstance(error, OSError) or hasattr(error, "exit_code")
 
 
 class Ranks:
@@ -66,7 +69,7 @@ class Ranks:
             value = work()
         except Exception as error:
             problem = describe(error)
-            if not isinstance(error, OSError | CheckpointError):
+            if not _for_users(error):
                 traceback.print_exc(file=sys.stderr)
         gathered: list[Any] = [(value, problem)]
         if self.distributed:

@@ -1,0 +1,286 @@
+"""Write a model in Hugging Face's format: config.json, safetensors, tokenizer.
+
+    python -m chimera_train.export --checkpoints FOLDER --recipe recipe.json --tokenizer tokenizer.json --out MODEL
+
+At most one file of weights is in memory at a time, so a model that fits no machine can be exported on one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from .checkpoint import CheckpointError
+from .checkpoint.checkpointer import store_of
+from .checkpoint.ranks import Ranks, RanksFailed
+from .checkpoint.state import plain_name
+from .config import ConfigError, MlRoot, ModelConfig, RecipeFile, decode
+from .config.contract import EXIT_FAILED, EXIT_FINISHED, RUN_ID_VARIABLE
+from .data.errors import DataError
+from .model.hf import hf_config, to_hf
+from .weights import CheckpointWeights, Weights, empty_model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_FILE_BYTES = 5_000_000_000
+"""Of one safetensors file: what Hugging Face's own tools cut at."""
+_EXPORTED = re.compile(
+    r"(model|model-\d+-of-\d+)\.safetensors|model\.safetensors\.index\.json|(tokenizer|generation)?_?config\.json"
+    r"|tokenizer\.json"
+)
+"""Names of the files that an export writes."""
+
+
+class ExportError(RuntimeError):
+    """The export was refused or failed; the message says why, and what it had written is removed."""
+
+    exit_code = EXIT_FAILED
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A tokenizer.json, and the token that ends a document."""
+
+    path: Path
+    vocab_size: int
+    """Largest id + 1."""
+    eod_id: int
+    eod_token: str
+
+    @classmethod
+    def open(cls, path: Path) -> TokenizerFile:
+        """The end-of-document token is the one that dataset.json beside it names, else one by a known name."""
+        from .data.dataset import DATASET_FILE, read_info
+        from .data.tokenizer import DocumentEncoder
+
+        encoder = DocumentEncoder(path)
+        eod_id = encoder.eod_id
+        if (path.parent / DATASET_FILE).exists():
+            eod_id = read_info(path.parent).eod_id
+        return cls(path, encoder.vocab_size, eod_id, encoder.tokenizer.id_to_token(eod_id))
+
+    def check_against(self, model: ModelConfig) -> None:
+        """Raises ExportError where the model cannot have been trained with this tokenizer."""
+        if self.vocab_size > model.vocab_size:
+            raise ExportError(
+                f"{self.path} has ids up to {self.vocab_size - 1}, and the model a vocabulary of {model.vocab_size}: "
+                "it is not the tokenizer that the model was trained with"
+            )
+
+
+def export(
+    weights: Weights,
+    out: Path,
+    *,
+    dtype: str,
+    tokenizer: TokenizerFile | None = None,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Write the model of `weights` into the new or empty folder `out`. Raises ExportError."""
+    sizes = {name: p.numel() for name, p in empty_model(weights.model).named_parameters()}
+    folder = _Folder(out, weights.model, dtype, tokenizer)
+    try:
+        folder.start()
+        files = _plan(sizes, dtype, max_file_bytes)
+        for file, names in files.items():
+            folder.write_weights(file, {name: weights.read(name) for name in names})
+        folder.write_rest(files)
+    except BaseException as error:
+        folder.discard()
+        if isinstance(error, OSError):
+            raise ExportError(f"the export to {out} failed: {error}") from None
+        raise
+
+
+def export_model(
+    model: nn.Module, config: ModelConfig, out: Path, *, dtype: str, tokenizer: TokenizerFile | None = None
+) -> None:
+    """Write a live, possibly sharded model to the run's own output folder. Collective; rank 0 writes.
+
+    A checkpoint cannot serve there: where each host has a folder of its own, none has all of it before the job ends.
+    What an earlier attempt of the run exported, whole or not, is replaced; a folder with other files is refused.
+    """
+    ranks = Ranks(workers_per_host=1)
+    folder = _Folder(out, config, dtype, tokenizer)
+    model.state_dict()  # brings FSDP's parameters back to their shards
+    parameters = {plain_name(name): p for name, p in model.named_parameters()}
+    files = _plan({name: p.numel() for name, p in parameters.items()}, dtype, MAX_FILE_BYTES)
+    try:
+        ranks.together(lambda: folder.start(replace=True) if ranks.first else None)
+        for file, names in files.items():
+            whole = {}
+            for name in names:
+                tensor = _gathered(parameters[name])
+                if ranks.first:
+                    whole[name] = tensor.cpu()
+            ranks.together(lambda file=file, whole=whole: folder.write_weights(file, whole) if ranks.first else None)
+        ranks.together(lambda: folder.write_rest(files) if ranks.first else None)
+    except RanksFailed as failure:
+        if ranks.first:
+            folder.discard()
+        raise ExportError(f"the export to {out} failed: {failure}") from None
+
+
+def _gathered(parameter: nn.Parameter) -> Tensor:
+    tensor = parameter.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _plan(sizes: Mapping[str, int], dtype: str, max_file_bytes: int) -> dict[str, list[str]]:
+    """File name → our parameters in it, in the model's order; `sizes` are elements."""
+    groups: list[list[str]] = [[]]
+    room = max_file_bytes
+    for name, size in sizes.items():
+        size_bytes = size * DTYPES[dtype].itemsize
+        if size_bytes > room and groups[-1]:
+            groups.append([])
+            room = max_file_bytes
+        groups[-1].append(name)
+        room -= size_bytes
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, 1)}
+
+
+class _Folder:
+    """An exported model while it is written."""
+
+    def __init__(self, out: Path, config: ModelConfig, dtype: str, tokenizer: TokenizerFile | None):
+        self._out = out
+        self._config = config
+        self._dtype = dtype
+        self._tokenizer = tokenizer
+        self._written: list[Path] = []
+        self._weight_map: dict[str, str] = {}
+        self._total_bytes = 0
+
+    def start(self, *, replace: bool = False) -> None:
+        """Check that `out` may be written to; `replace` first removes the files of an earlier export from it."""
+        if self._tokenizer is not None:
+            self._tokenizer.check_against(self._config)
+        if self._out.exists():
+            there = list(self._out.iterdir()) if self._out.is_dir() else [self._out]
+            if there and not (replace and all(_EXPORTED.fullmatch(path.name) for path in there)):
+                raise ExportError(f"{self._out} is not an empty folder; nothing is overwritten: name a new one")
+            for path in there:
+                path.unlink()
+        self._out.mkdir(parents=True, exist_ok=True)
+
+    def write_weights(self, file: str, whole: Mapping[str, Tensor]) -> None:
+        """`whole`: our names → whole tensors."""
+        from safetensors.torch import save_file
+
+        tensors = {}
+        for name, tensor in whole.items():
+            parts = to_hf(name, tensor.to(DTYPES[self._dtype]), self._config)
+            # safetensors refuses tensors that share memory, as the experts of one stack do.
+            tensors |= parts if len(parts) == 1 else {part: t.clone() for part, t in parts.items()}
+        self._weight_map |= dict.fromkeys(tensors, file)
+        self._total_bytes += sum(t.nbytes for t in tensors.values())
+        path = self._new(file)
+        try:
+            save_file({name: t.contiguous() for name, t in tensors.items()}, path, metadata={"format": "pt"})
+        except Exception as error:  # its own exception type, whatever the cause
+            raise OSError(f"{path} could not be written: {error}") from None
+
+    def write_rest(self, files: Mapping[str, Any]) -> None:
+        if len(files) > 1:
+            index = {"metadata": {"total_size": self._total_bytes}, "weight_map": self._weight_map}
+            self._write_json("model.safetensors.index.json", index)
+        config = hf_config(self._config, self._dtype) | {"bos_token_id": None, "eos_token_id": None}
+        if (tokenizer := self._tokenizer) is not None:
+            ids = {"bos_token_id": tokenizer.eod_id, "eos_token_id": tokenizer.eod_id}
+            config |= ids
+            shutil.copyfile(tokenizer.path, self._new("tokenizer.json"))
+            self._write_json(
+                "tokenizer_config.json",
+                {
+                    "tokenizer_class": "PreTrainedTokenizerFast",
+                    "bos_token": tokenizer.eod_token,
+                    "eos_token": tokenizer.eod_token,
+                    "model_max_length": self._config.max_position_embeddings,
+                    "clean_up_tokenization_spaces": False,
+                },
+            )
+            self._write_json("generation_config.json", ids | {"do_sample": True})
+        self._write_json("config.json", config)
+
+    def discard(self) -> None:
+        for path in self._written:
+            path.unlink(missing_ok=True)
+
+    def _new(self, name: str) -> Path:
+        self._written.append(self._out / name)
+        return self._out / name
+
+    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        self._new(name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_recipe_file(path: Path) -> RecipeFile:
+    """`recipe.json`; raises ConfigError."""
+    try:
+        return decode(RecipeFile, json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise CheckpointError(f"{path} cannot be read as a recipe: {error}") from None
+
+
+def checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that name a checkpoint, for this command and for generate."""
+    parser.add_argument("--checkpoints", type=Path, metavar="FOLDER", help="a run's checkpoints, or one of them")
+    parser.add_argument("--run-root", type=Path, metavar="ML_ROOT", help="or the run's /opt/ml; needs --recipe")
+    parser.add_argument(
+        "--recipe", type=Path, metavar="FILE", help="the run's recipe.json: the model must be its model"
+    )
+    parser.add_argument("--step", type=int, help="of the checkpoint; default: the newest complete one")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json of the data set")
+
+
+def weights_of(options: argparse.Namespace, recipe: RecipeFile | None) -> CheckpointWeights:
+    """The checkpoint that `checkpoint_arguments` name."""
+    folder = options.checkpoints
+    if folder is None:
+        assert recipe is not None
+        run_id = os.environ.get(RUN_ID_VARIABLE) or recipe.recipe.name
+        folder = store_of(recipe.recipe.checkpoint, MlRoot(options.run_root), run_id).root
+    return CheckpointWeights(folder, "newest" if options.step is None else options.step, recipe)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="chimera_train.export", description=(__doc__ or "").split("\n")[0])
+    checkpoint_arguments(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new or empty folder")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: what the recipe computes in, else float32 as stored")
+    options = parser.parse_args(arguments)
+    if (options.checkpoints is None) == (options.run_root is None):
+        parser.error("give either --checkpoints or --run-root")
+    if options.run_root is not None and options.recipe is None:
+        parser.error("--run-root needs --recipe, which says where in it the checkpoints are")
+    try:
+        recipe = read_recipe_file(options.recipe) if options.recipe is not None else None
+        tokenizer = TokenizerFile.open(options.tokenizer) if options.tokenizer is not None else None
+        weights = weights_of(options, recipe)
+        dtype = options.dtype or (recipe.recipe.precision.param_dtype if recipe is not None else "float32")
+        export(weights, options.out, dtype=dtype, tokenizer=tokenizer)
+    except (CheckpointError, ConfigError, DataError, ExportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    print(f"exported {weights.origin} to {options.out} in {dtype}")
+    return EXIT_FINISHED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
