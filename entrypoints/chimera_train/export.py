@@ -8,6 +8,7 @@ At most one file of weights is in memory at a time, so a model that fits no mach
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -68,7 +69,10 @@ class TokenizerFile:
         eod_id = encoder.eod_id
         if (path.parent / DATASET_FILE).exists():
             eod_id = read_info(path.parent).eod_id
-        return cls(path, encoder.vocab_size, eod_id, encoder.tokenizer.id_to_token(eod_id))
+        eod_token = encoder.tokenizer.id_to_token(eod_id)
+        if eod_token is None:
+            raise ExportError(f"{path} has no token {eod_id}, which {DATASET_FILE} beside it names: they do not belong")
+        return cls(path, encoder.vocab_size, eod_id, eod_token)
 
     def check_against(self, model: ModelConfig) -> None:
         """Raises ExportError where the model cannot have been trained with this tokenizer."""
@@ -124,7 +128,8 @@ def export_model(
                 tensor = _gathered(parameters[name])
                 if ranks.first:
                     whole[name] = tensor.cpu()
-            ranks.together(lambda file=file, whole=whole: folder.write_weights(file, whole) if ranks.first else None)
+            write = functools.partial(folder.write_weights, file, whole)
+            ranks.together(write if ranks.first else lambda: None)
         ranks.together(lambda: folder.write_rest(files) if ranks.first else None)
     except RanksFailed as failure:
         if ranks.first:
@@ -181,7 +186,7 @@ class _Folder:
         """`whole`: our names → whole tensors."""
         from safetensors.torch import save_file
 
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, tensor in whole.items():
             parts = to_hf(name, tensor.to(DTYPES[self._dtype]), self._config)
             # safetensors refuses tensors that share memory, as the experts of one stack do.

@@ -108,8 +108,8 @@ class History:
             names = {n for names, _ in seen for n in names}
             gone = victims(names, self.complete, {n for _, busy in seen for n in busy}, keep_last)
             # Manifests first, on all hosts: a half-deleted folder is no checkpoint for any reader.
-            self._together(lambda: [self.store.retract(name) for name in gone])
-            self._together(lambda: [self.store.remove(name) for name in gone])
+            self._together(lambda: self._each(self.store.retract, gone))
+            self._together(lambda: self._each(self.store.remove, gone))
             if self._ranks.first:
                 for name in gone:
                     self._forget_witness(name)
@@ -132,6 +132,11 @@ class History:
             return self._ranks.together(lambda: work() if self.reads_store else None)
         except RanksFailed as failure:
             raise CheckpointError(f"{self.store.root}: {failure}", exit_code=failure.exit_code) from None
+
+    @staticmethod
+    def _each(work: Callable[[str], object], names: list[str]) -> None:
+        for name in names:
+            work(name)
 
     def _report(self) -> _Report:
         listing = self.store.list()
