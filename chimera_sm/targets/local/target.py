@@ -37,7 +37,6 @@ class LocalTarget:
     name = "local"
     request_file = JOB_FILE
     poll_s = 0.5
-    poll_s = 0.5
 
     def render(self, plan: Plan, run_id: str) -> Artifacts:
         bundle = build_bundle(recipe_file(plan), plan.recipe.code)
