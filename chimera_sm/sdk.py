@@ -156,16 +156,19 @@ class Run:
     def status(self) -> RunStatus:
         return self.target.status(self.record)
 
-    def wait(self, *, timeout_s: float | None = None, poll_s: float = 1.0) -> RunStatus:
-        """Wait for the end. Raises RunFailed, RunStopped, or TimeoutError; returns the status of a completed run."""
+    def wait(self, *, timeout_s: float | None = None, poll_s: float | None = None) -> RunStatus:
+        """Wait for the end. Raises RunFailed, RunStopped, or TimeoutError; returns the status of a completed run.
+
+        `poll_s` is the time between two questions; None takes the target's own.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             status = self.status()
-            if status.ended:
+            if status.ended or status.needs_resume:
                 return finished(self.id, status)
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"run {self.id} is still {status.state} after {timeout_s:g} s")
-            time.sleep(poll_s)
+            time.sleep(self.target.poll_s if poll_s is None else poll_s)
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
         """Lines of the run's log."""
@@ -187,9 +190,9 @@ class Run:
 
 def finished(run_id: str, status: RunStatus) -> RunStatus:
     """The status of a completed run, or the error that an ended one stands for."""
-    if status.state == "failed":
+    if status.state == "failed" or status.needs_resume:
         raise RunFailed(
-            f"run {run_id} failed: {status.reason or 'no reason given'}",
+            f"run {run_id} {status.state}: {status.reason or 'no reason given'}",
             fix=f"chimera_sm logs {run_id}, then chimera_sm resume {run_id}",
         )
     if status.state == "stopped":

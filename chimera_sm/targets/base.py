@@ -79,6 +79,8 @@ class Target(Protocol):
     name: str
     request_file: str
     """The artefact that is the request itself: what `launch --dry-run --json` prints."""
+    poll_s: float
+    """How often a status may be asked for: AWS throttles those who ask each second."""
 
     def render(self, plan: Plan, run_id: str) -> Artifacts: ...
 

@@ -29,6 +29,7 @@ class SageMakerTarget:
 
     name = "sagemaker"
     request_file = REQUEST_FILE
+    poll_s = 30.0
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
