@@ -60,8 +60,9 @@ def _shard(model: Decoder, recipe: TrainRecipe, mesh: DeviceMesh) -> None:
         # Blocks already get activations in param_dtype; the tables of rotary positions must stay float32.
         cast_forward_inputs=False,
     )
-    reshard = recipe.parallel.reshard_after_forward
     for block in model.layers:
+        # Backward begins with the last block, so freeing it in between would only gather it twice.
+        reshard = recipe.parallel.reshard_after_forward and block is not model.layers[-1]
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     if model.head is not None:
         # Neither is read in backward: an embedding's gradient needs indices only, and the loss computes the head's

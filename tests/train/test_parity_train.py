@@ -250,6 +250,22 @@ def test_the_end_exports_a_model_that_transformers_reads(root):
     assert loss == pytest.approx(records(root)[STEPS]["loss"], abs=0.15)
 
 
+def test_experts_train_deterministically_and_lines_come_at_the_interval(root):
+    experts = {"num_experts": 4, "experts_per_token": 2, "router_aux_loss_coefficient": 0.01, "tie_embeddings": True}
+    file = recipe_file(
+        hosts=2,
+        model=experts,
+        train={"deterministic": True, "log_interval": 3, "activation_checkpointing": "selective"},
+    )
+    codes, outputs = run(root, file)
+    assert codes == [0, 0], outputs
+    steps = [int(parsed["step"]) for line in outputs[0].splitlines() if (parsed := parse_line(line))]
+    assert steps == [3, 6, STEPS]
+    again = fresh(root, "again")
+    run(again, file)
+    assert losses(root) == losses(again)
+
+
 def test_a_killed_rank_ends_the_others_with_retry_and_resume_is_bit_exact(root):
     file = recipe_file(hosts=2)
     error_file = root.parent / "error.json"
