@@ -1,0 +1,64 @@
+"""Rules of the recipe that come from how the trainer computes."""
+
+from dataclasses import replace
+
+import pytest
+
+from chimera_train.config import (
+    CheckpointConfig,
+    ConfigError,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+    TrainRecipe,
+    layout,
+)
+from chimera_train.parallel import check_supported
+
+EXPERTS = ModelConfig(
+    name="m",
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    num_experts=4,
+    experts_per_token=2,
+)
+
+
+def recipe(model: ModelConfig, param_dtype: str) -> TrainRecipe:
+    return TrainRecipe(
+        name="r",
+        model=model,
+        parallel=ParallelConfig(),
+        train=TrainConfig(num_steps=1, global_batch_size=1, micro_batch_size=1, sequence_length=8, compile=True),
+        data=DataConfig(name="d"),
+        optim=OptimConfig(learning_rate=1.0),
+        precision=PrecisionConfig(name="p", param_dtype=param_dtype),
+        checkpoint=CheckpointConfig(interval_steps=0),
+    )
+
+
+def test_experts_compile_in_bfloat16_only():
+    assert [p.key for p in recipe(EXPERTS, "float32").validate()] == ["train.compile"]
+    assert not recipe(EXPERTS, "bfloat16").validate()
+    assert not recipe(replace(EXPERTS, num_experts=0, experts_per_token=0), "float32").validate()
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "intermediate_size"])
+def test_experts_want_rows_of_16_bytes(key):
+    assert [p.key for p in replace(EXPERTS, **{key: 68}).validate()] == [f"model.{key}"]
+    assert not replace(EXPERTS, num_experts=0, experts_per_token=0, **{key: 68}).validate()
+
+
+@pytest.mark.parametrize("axis", ["pipeline", "context", "tensor", "expert"])
+def test_axes_that_the_trainer_lacks_are_named(axis):
+    degrees = layout(ParallelConfig(**{f"{axis}_parallel": 2}), hosts=2, workers_per_host=2)
+    with pytest.raises(ConfigError, match=f"^parallel.{axis}_parallel: 2, but this trainer runs data_parallel and"):
+        check_supported(degrees)
+    check_supported(layout(ParallelConfig(data_parallel=2), hosts=2, workers_per_host=2))
