@@ -26,6 +26,7 @@ EXPERTS = ModelConfig(
     num_layers=2,
     num_heads=4,
     num_kv_heads=2,
+    head_dim=8,
     num_experts=4,
     experts_per_token=2,
 )
