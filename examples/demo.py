@@ -35,7 +35,9 @@ def main() -> None:
     metrics = run.metrics()
     first, last = metrics[0]["loss"], metrics[-1]["loss"]
     print(f"\nloss {first:.3f} → {last:.3f}; a uniform guess is ln({recipe.model.vocab_size}) = ", end="")
-    print(f"{math.log(recipe.model.vocab_size):.3f}; half of it {math.log(recipe.model.vocab_size) / 2:.3f}", flush=True)
+    print(
+        f"{math.log(recipe.model.vocab_size):.3f}; half of it {math.log(recipe.model.vocab_size) / 2:.3f}", flush=True
+    )
     command = [sys.executable, "-m", "chimera_sm", "generate", run.id, "--prompt", "def ", "--seed", "7"]
     print(f"\n$ {' '.join(['chimera_sm', *command[3:]])}", flush=True)
     subprocess.run(command, check=True)

@@ -97,7 +97,10 @@ HEAVY = "{'torch', 'sagemaker', 'boto3', 'botocore', 'hydra', 'rich', 'moto', 't
             "from chimera_sm.cli.main import run; assert run(['launch', 'recipe=70b', '--dry-run', '--json']) == 0",
             "{'torch', 'sagemaker', 'moto', 'pandas'}",
         ),
-        ("from chimera_sm.cli.main import run; assert run(['plan', 'recipe=tiny']) == 0", "{'torch', 'sagemaker', 'boto3'}"),
+        (
+            "from chimera_sm.cli.main import run; assert run(['plan', 'recipe=tiny']) == 0",
+            "{'torch', 'sagemaker', 'boto3'}",
+        ),
     ],
 )
 def test_heavy_packages_stay_out(statement, heavy):
