@@ -21,9 +21,8 @@ from chimera_sm.paths import entrypoints_dir
 from chimera_sm.planner.types import Plan
 from chimera_sm.recipe.schema import CodeConfig
 from chimera_train.config import LayoutConfig, RecipeFile, encode
-from chimera_train.config.contract import RECIPE_FILE
+from chimera_train.config.contract import RECIPE_FILE, USER_FOLDER
 
-USER_FOLDER = "user"
 SHIPPED = ("launch.py", "train.py", "requirements.txt", "chimera_train")
 MEGABYTE = 1_000_000
 

@@ -99,4 +99,10 @@ def instance(type: str) -> Instance:
     try:
         return _table()[type]
     except KeyError:
-        raise UnknownInstance(type, nearest(type, _table())) from None
+        raise UnknownInstance(type, _nearest_type(type)) from None
+
+
+def _nearest_type(type: str) -> str | None:
+    """The type it was most likely meant to be: one of its own family first (`ml.p5.banana` → `ml.p5.48xlarge`)."""
+    family = [known for known in _table() if known.rpartition(".")[0] == type.rpartition(".")[0]]
+    return nearest(type, family) or (family[-1] if family else nearest(type, _table()))

@@ -15,7 +15,8 @@ LABEL = 14
 
 
 def format_plan(plan: Plan) -> str:
-    """Sections of aligned lines; what is not known says so."""
+    """Sections of aligned lines; what is not known says so. This machine has no price and no failure rate to show."""
+    here = plan.recipe.instances.type == LOCAL
     lines = [
         f"{plan.recipe.name}: {plan.recipe.description}" if plan.recipe.description else plan.recipe.name,
         "",
@@ -24,17 +25,23 @@ def format_plan(plan: Plan) -> str:
         *_section("layout", _layout(plan)),
         *_section("batch", _batch(plan)),
         *_section("memory", _memory(plan)),
+        *([] if here else _price_of_time(plan)),
+        *_section("checkpoints", [_checkpoints(plan)]),
+        *([] if here else _section("disk", [_disk(plan)])),
+        *_section("notes", plan.notes),
+        *_section("made from", [f"recipe {plan.recipe_hash[:12]}, catalogue {plan.catalog_version}"]),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _price_of_time(plan: Plan) -> list[str]:
+    return [
         *_section("step", _step(plan)),
         *_section("capacity", [_cost(cost) for cost in plan.costs]),
         *_section("", [f"{cost.kind}: {cost.price_basis}" for cost in plan.costs]),
         *_section("jobs", [_jobs(plan)]),
         *_section("failures", _failures(plan)),
-        *_section("checkpoints", [_checkpoints(plan)]),
-        *_section("disk", [_disk(plan)]),
-        *_section("notes", plan.notes),
-        *_section("made from", [f"recipe {plan.recipe_hash[:12]}, catalogue {plan.catalog_version}"]),
     ]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _section(label: str, body: Iterable[str]) -> list[str]:

@@ -101,7 +101,7 @@ class InstancesConfig(InstanceChoice):
                     Problem(
                         f"{key}.type",
                         f"{choice.type!r} is no SageMaker instance type",
-                        f"did you mean ml.{choice.type}?",
+                        f"did you mean ml.{choice.type}?" if "." in choice.type else "e.g. ml.p5.48xlarge",
                     )
                 )
         if self.workers_per_host is not None and self.workers_per_host < 1:
@@ -243,7 +243,7 @@ class CodeConfig:
     """What travels to the machines beside the trainer."""
 
     path: str | None = None
-    """A folder of your own; its .gitignore and .chimeraignore are honoured."""
+    """A folder of your own, importable by the workers; its .gitignore and .chimeraignore are honoured."""
     max_size_mb: float = 64.0
 
     def validate(self) -> list[Problem]:

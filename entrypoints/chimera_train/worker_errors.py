@@ -12,8 +12,7 @@ import traceback
 from typing import NoReturn
 
 from .config import ConfigError
-from .config.contract import EXIT_FAILED, EXIT_RETRY
-from .supervisor.worker import ERROR_FILE_VARIABLE
+from .config.contract import ERROR_FILE_VARIABLE, EXIT_FAILED, EXIT_RETRY
 
 RETRY_ERRNOS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.EHOSTUNREACH}
 """A file system or a peer that went away. A full disk (ENOSPC) is not among them: it would be full again."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from chimera_train.config.contract import MlRoot
 from chimera_train.supervisor.errors import HostError
+from chimera_train.supervisor.host import with_user_code
 from chimera_train.supervisor.topology import (
     expand_hostlist,
     from_pod,
@@ -74,6 +75,13 @@ def test_an_interface_that_does_not_exist_is_not_set(tmp_path) -> None:
         {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "ethwe99"}
     )
     assert "NCCL_SOCKET_IFNAME" not in worker_environment(topology, 0, 1, tmp_path / "e", {})
+
+
+def test_the_teams_own_code_is_importable_by_the_workers(tmp_path) -> None:
+    assert with_user_code(tmp_path, {"PYTHONPATH": "/theirs"}) == {"PYTHONPATH": "/theirs"}
+    (tmp_path / "user").mkdir()
+    assert with_user_code(tmp_path, {}) == {"PYTHONPATH": str(tmp_path / "user")}
+    assert with_user_code(tmp_path, {"PYTHONPATH": "/theirs"}) == {"PYTHONPATH": f"{tmp_path / 'user'}:/theirs"}
 
 
 def test_explicit_master_overrides_the_file(tmp_path) -> None:

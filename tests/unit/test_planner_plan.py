@@ -218,9 +218,18 @@ def test_text_says_what_money_buys() -> None:
 
 
 def test_text_prints_unknown_for_what_is_not_known() -> None:
+    text = format_plan(planned("recipe=8b", "env.region=af-south-1"))
+    assert "unknown in all" in text
+    assert "unknown: the catalogue has no price of this type in this region" in text
+    assert "None" not in text
+    assert "nan" not in text
+
+
+def test_text_of_this_machine_has_no_price() -> None:
     text = format_plan(planned("recipe=tiny"))
-    assert "step          unknown (not predicted on this machine)" in text
-    assert "unknown days   unknown in all" in text
+    assert "capacity unknown: not compared" in text
+    assert "$" not in text
+    assert "failures" not in text
     assert "None" not in text
     assert "nan" not in text
 

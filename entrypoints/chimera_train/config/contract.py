@@ -20,7 +20,12 @@ GRACE_VARIABLE = "CHIMERA_GRACE_S"
 """Seconds between SIGTERM and SIGKILL; SageMaker's `docker stop -t 120`."""
 DEFAULT_GRACE_S = 120.0
 
+ERROR_FILE_VARIABLE = "CHIMERA_ERROR_FILE"
+"""Where a worker writes {"rank", "time", "exit_code", "message", "traceback"} as JSON before it fails."""
+
 CODE_CHANNEL = "code"
+USER_FOLDER = "user"
+"""Folder of the code bundle with the team's own code (`code.path`): on the workers' PYTHONPATH."""
 RECIPE_FILE = "recipe.json"
 FAILURE_LIMIT = 1024
 """Characters of `output/failure` that SageMaker shows as FailureReason."""

@@ -28,6 +28,7 @@ from chimera_train.config.decode import sha256_of
 from .dataset import DATASET_FILE, TOKENIZER_FILE, TokenDataset, file_sha256, read_info
 from .errors import DataError, PrepareFailed
 from .indexed import token_dtype
+from .interrupt import interrupt_blocked, noted_stop
 from .output import PrepareSettings, claim, finish, finished_part, kept, lock, remove_torn_files
 from .progress import Progress, ShowProgress, show_progress
 from .sources import InputFile, Piece, cut, find_inputs, read_piece
@@ -315,21 +316,25 @@ def _encode_in_processes(
     pool = concurrent.futures.ProcessPoolExecutor(
         num_workers, mp_context=context, initializer=start_worker, initargs=(settings, counters, stop)
     )
-    try:
-        pending = {pool.submit(run_split, number, pieces) for number, pieces in todo.items()}
-        while pending:
-            finished, pending = concurrent.futures.wait(
-                pending, timeout=0.5, return_when=concurrent.futures.FIRST_COMPLETED
-            )
-            for future in finished:
-                part = future.result()
-                parts[part.number] = part
-            show(counters[0], counters[1])
-    except BaseException:
-        stop.set()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with noted_stop() as stop_requested:
+        try:
+            with interrupt_blocked():  # the first submit starts the workers
+                pending = {pool.submit(run_split, number, pieces) for number, pieces in todo.items()}
+            while pending:
+                finished, pending = concurrent.futures.wait(
+                    pending, timeout=0.5, return_when=concurrent.futures.FIRST_COMPLETED
+                )
+                if stop_requested():
+                    raise KeyboardInterrupt
+                for future in finished:
+                    part = future.result()
+                    parts[part.number] = part
+                show(counters[0], counters[1])
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _result(output: Path, already_done: bool, seconds: float) -> PrepareResult:

@@ -138,6 +138,7 @@ def start_worker(settings: SplitSettings, counters: Any, stop: Any) -> None:
     """Initialise a worker process. `counters` is a shared array of input bytes and tokens, `stop` a shared event."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C too and tells when to stop
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_die_with_parent, daemon=True).start()

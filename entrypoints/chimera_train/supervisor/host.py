@@ -21,6 +21,7 @@ from chimera_train.config.contract import (
     EXIT_STOPPED,
     GRACE_VARIABLE,
     RECIPE_FILE,
+    USER_FOLDER,
     MlRoot,
 )
 
@@ -55,7 +56,7 @@ def run_host(code: Path, ml: MlRoot, environment: Mapping[str, str], signals: Si
         check_accelerators(workers, count_accelerators(environment), expected=recipe.peak_tflops is not None)
         install_requirements(code, environment, signals)
         _resolve(topology.master_address, signals)
-        return _run_workers(code / "train.py", ml, environment, signals, topology, workers)
+        return _run_workers(code / "train.py", ml, with_user_code(code, environment), signals, topology, workers)
     except StopRequested:
         print("chimera: asked to stop before the workers were started", flush=True)
         return EXIT_STOPPED
@@ -63,6 +64,15 @@ def run_host(code: Path, ml: MlRoot, environment: Mapping[str, str], signals: Si
         print(f"chimera: {error}", file=sys.stderr, flush=True)
         write_failure(ml.failure, str(error))
         return error.exit_code
+
+
+def with_user_code(code: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with the team's own folder of the bundle, where there is one, first on PYTHONPATH."""
+    user = code / USER_FOLDER
+    if not user.is_dir():
+        return dict(environment)
+    path = [str(user), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _prepare_folders(ml: MlRoot) -> None:

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from chimera_train.config.contract import ERROR_FILE_VARIABLE
+
 from .failure import WorkerEnd, read_error_file
 from .topology import Topology
 
-ERROR_FILE_VARIABLE = "CHIMERA_ERROR_FILE"
-"""Where a worker writes {"rank", "time", "exit_code", "message", "traceback"} as JSON before it fails."""
 LAST_LINES = 15
 _PR_SET_PDEATHSIG = 1
 _output_lock = threading.Lock()
