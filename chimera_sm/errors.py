@@ -37,7 +37,7 @@ class RecipeError(ChimeraError):
 
     def __init__(self, problems: Sequence[Problem], origins: Mapping[str, str] | None = None):
         self.problems = tuple(problems)
-        self.origins = {p.key: _origin(p.key, origins or {}) for p in self.problems}
+        self.origins = {p.key: origin_of(p.key, origins or {}) for p in self.problems}
         lines = []
         for problem in self.problems:
             where = self.origins[problem.key]
@@ -47,12 +47,12 @@ class RecipeError(ChimeraError):
         super().__init__("\n".join(lines))
 
 
-def _origin(key: str, origins: Mapping[str, str]) -> str:
+def origin_of(key: str, origins: Mapping[str, str]) -> str:
     """The origin of a key, or of the nearest section above it that has one."""
     while key:
         if key in origins:
             return origins[key]
-        key = key.rpartition(".")[0]
+        key = key[: key.rindex("[")] if key.endswith("]") else key.rpartition(".")[0]
     return ""
 
 

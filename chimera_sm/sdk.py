@@ -111,21 +111,34 @@ def launch(plan: Plan, *, run_id: str | None = None, on_record: Callable[[str], 
 def refuse(target: Target, plan: Plan, artifacts: Artifacts) -> None:
     """Raise for whatever stands against a submit: missing account values and credentials first, then checks."""
     findings = check(plan, artifacts)
-    errors = [f for f in findings if f.severity == "error"]
     missing = [f"{p.key} is not set: {p.fix}" for p in artifacts.placeholders] + target.ready(plan)
-    if errors:
-        raise ChecksFailed("\n".join(_said(f) for f in errors))
+    raise_errors(plan, findings)
     if missing:
         # An account's values and credentials are AWS's affair; a package that is missing here is the user's.
         kind = UsageError if target.name == "local" else AwsRefused
         raise kind("cannot submit:\n" + "\n".join(f"  {line}" for line in missing))
     blocking = [f for f in findings if f.blocks_submit]
     if blocking:
-        raise ChecksFailed("\n".join(_said(f) for f in blocking))
+        raise ChecksFailed("\n".join(said(plan, f) for f in blocking))
 
 
-def _said(finding: Finding) -> str:
-    return f"{finding.where}: {finding.message} [{finding.id}]" + (f"\n  fix: {finding.fix}" if finding.fix else "")
+def raise_errors(plan: Plan, findings: Sequence[Finding]) -> None:
+    """Raise ChecksFailed with every finding that is an error."""
+    errors = [f for f in findings if f.severity == "error"]
+    if errors:
+        raise ChecksFailed("\n".join(said(plan, f) for f in errors))
+
+
+def said(plan: Plan, finding: Finding) -> str:
+    """A finding as a person reads it: key, message, what set the key, what to type instead."""
+    from chimera_sm.errors import origin_of
+
+    lines = [f"{finding.where}: {finding.message} [{finding.id}]"]
+    if origin := origin_of(finding.where, plan.recipe.origins):
+        lines.append(f"  set by: {origin}")
+    if finding.fix:
+        lines.append(f"  fix: {finding.fix}")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)

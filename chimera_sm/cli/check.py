@@ -19,11 +19,12 @@ def command(overrides: Sequence[str], recipes: Sequence[str], as_json: bool) -> 
     from chimera_sm import sdk
     from chimera_train.config import encode
 
-    findings = sdk.check(sdk.plan(sdk.compose(overrides, recipes=recipes)))
+    plan = sdk.plan(sdk.compose(overrides, recipes=recipes))
+    findings = sdk.check(plan)
     if as_json:
         print_json(encode(findings))
     else:
-        print_findings(findings)
+        print_findings(plan, findings)
         count = sum(f.severity == "error" for f in findings)
         click.echo(f"{count} error{'s' * (count != 1)}, {len(findings) - count} other findings")
     return EXIT_CHECKS if any(f.severity == "error" for f in findings) else EXIT_DONE

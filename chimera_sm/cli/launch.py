@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from chimera_sm.errors import AwsRefused, ChecksFailed, UsageError
+from chimera_sm.errors import AwsRefused, UsageError
 
 from .follow import follow
 from .options import is_terminal, json_option, print_findings, recipe_options
 
 if TYPE_CHECKING:
     from chimera_sm.planner.types import Plan
-    from chimera_sm.targets.base import Artifacts, Finding
+    from chimera_sm.targets.base import Artifacts
 
 
 @click.command(name="launch")
@@ -71,25 +71,19 @@ def _dry_run(plan: Plan, artifacts: Artifacts, as_json: bool) -> None:
     from chimera_sm.planner.render_text import format_plan
 
     findings = sdk.check(plan, artifacts)
-    errors = [f for f in findings if f.severity == "error"]
-    if errors:
-        raise ChecksFailed("\n".join(_said(f) for f in errors))
+    sdk.raise_errors(plan, findings)
     request = artifacts.files[targets.get(artifacts.target).request_file]
     if as_json:
         click.echo(request.decode(), nl=False)
         return
     click.echo(format_plan(plan))
-    print_findings(findings)
+    print_findings(plan, findings)
     for name, content in artifacts.files.items():
         click.echo(f"\n--- {name} ({len(content):,} bytes)")
         if content is request:
             click.echo(content.decode(), nl=False)
     for placeholder in artifacts.placeholders:
         click.echo(f"placeholder for {placeholder.key}: {placeholder.value}")
-
-
-def _said(finding: Finding) -> str:
-    return f"{finding.where}: {finding.message} [{finding.id}]" + (f"\n  fix: {finding.fix}" if finding.fix else "")
 
 
 def _agreed(plan: Plan, yes: bool) -> bool:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from chimera_sm.planner.types import Plan
+    from chimera_sm.targets.base import Finding
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -41,9 +45,9 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def print_findings(findings: list[Any]) -> None:
-    """One line a finding, and its fix below it."""
+def print_findings(plan: Plan, findings: Sequence[Finding]) -> None:
+    """One line a finding; what set its key and the fix below it."""
+    from chimera_sm.sdk import said
+
     for finding in findings:
-        click.echo(f"{finding.severity}: {finding.where}: {finding.message} [{finding.id}]")
-        if finding.fix:
-            click.echo(f"  fix: {finding.fix}")
+        click.echo(f"{finding.severity}: {said(plan, finding)}")

@@ -234,7 +234,18 @@ class EnvConfig:
         if self.account_id is not None and not re.fullmatch(r"\d{12}", self.account_id):
             problems.append(Problem("env.account_id", f"{self.account_id!r} is not twelve digits", "quote it in YAML"))
         if self.role_arn is not None and not re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:role/.+", self.role_arn):
-            problems.append(Problem("env.role_arn", f"{self.role_arn!r} is no IAM role ARN"))
+            problems.append(
+                Problem("env.role_arn", f"{self.role_arn!r} is no IAM role ARN", "arn:aws:iam::<account>:role/<name>")
+            )
+        if self.bucket is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.bucket):
+            problems.append(
+                Problem("env.bucket", f"{self.bucket!r} is no bucket name", "the name alone, without s3:// and prefix")
+            )
+        # AWS's own patterns for these take any word, and the job fails when it starts.
+        for key, prefix in (("subnets", "subnet"), ("security_groups", "sg")):
+            for index, value in enumerate(getattr(self, key)):
+                if not re.fullmatch(rf"{prefix}-[0-9a-f]{{8,17}}", value):
+                    problems.append(Problem(f"env.{key}[{index}]", f"{value!r} is no id of the form {prefix}-…"))
         return problems
 
 

@@ -141,7 +141,7 @@ def test_placeholders_name_the_key_and_satisfy_the_patterns() -> None:
         (["+target.environment.NCCL_DEBUG=INFO"], "Environment.NCCL_DEBUG", "INFO"),
         (["+env.tags.team=nlp"], "Tags.2", {"Key": "team", "Value": "nlp"}),
         (["checkpoint.s3_uri='s3://c/x/{run_id}'"], "CheckpointConfig.S3Uri", f"s3://c/x/{RUN_ID}"),
-        (["env.subnets=[subnet-1]"], "VpcConfig.Subnets", ["subnet-1"]),
+        (["env.subnets=[subnet-0123456789abcdef0]"], "VpcConfig.Subnets", ["subnet-0123456789abcdef0"]),
         (["env.region=cn-north-1"], "RoleArn", "arn:aws-cn:iam::000000000000:role/placeholder"),
     ],
 )  # fmt: skip

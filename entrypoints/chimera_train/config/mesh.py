@@ -76,7 +76,7 @@ def layout(parallel: ParallelConfig, *, hosts: int, workers_per_host: int) -> Me
         f"pipeline_parallel {parallel.pipeline_parallel} × data_parallel {parallel.data_parallel} × "
         f"context_parallel {parallel.context_parallel} × tensor_parallel {parallel.tensor_parallel}"
     )
-    machines = f"{hosts} host{'s' if hosts > 1 else ''} × {workers_per_host} workers = {world} ranks"
+    machines = f"instances.count {hosts} × {workers_per_host} workers a host = {world} ranks"
     if workers_per_host % parallel.tensor_parallel:
         raise ConfigError(
             [
