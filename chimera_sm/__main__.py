@@ -6,9 +6,16 @@ import sys
 
 
 def main() -> None:
-    from chimera_sm.cli.main import run
+    from chimera_sm.cli.main import EXIT_PIPE_CLOSED, run
+    from chimera_sm.errors import EXIT_USAGE
 
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError as error:  # a reader that has gone, a full disk: the interpreter would complain again as it ends
+        sys.stdout = None
+        code = code or (EXIT_PIPE_CLOSED if isinstance(error, BrokenPipeError) else EXIT_USAGE)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

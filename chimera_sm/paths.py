@@ -30,6 +30,6 @@ def runs_dir() -> Path:
 
 def cache_dir() -> Path:
     """Prepared corpora: `CHIMERA_CACHE`, or the user's cache folder."""
-    if "CHIMERA_CACHE" in os.environ:
-        return Path(os.environ["CHIMERA_CACHE"])
+    if chosen := os.environ.get("CHIMERA_CACHE"):
+        return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chimera_sm"

@@ -43,8 +43,12 @@ def plan(recipe: Recipe) -> Plan:
     >>> plan(compose(["recipe=70b"])).layout.world_size
     256
     """
+    from chimera_sm.errors import RecipeError
     from chimera_sm.planner.plan import plan as make_plan
 
+    problems = recipe.validate()  # it may have been changed since compose, with dataclasses.replace
+    if problems:
+        raise RecipeError(problems, recipe.origins)
     return make_plan(recipe)
 
 
@@ -56,10 +60,10 @@ def render(plan: Plan, run_id: str | None = None) -> Artifacts:
     >>> sorted(render(plan(compose(["recipe=70b"]))).files)
     ['bundle.json', 'create_training_job.json', 'recipe.json']
     """
-    from chimera_sm.runs.record import dry_run_id
+    from chimera_sm.runs.record import check_run_id, dry_run_id
 
-    target = _target(plan)
-    return target.render(plan, run_id or dry_run_id(plan.recipe.name, plan.recipe_hash))
+    run_id = dry_run_id(plan.recipe.name, plan.recipe_hash) if run_id is None else check_run_id(run_id)
+    return _target(plan).render(plan, run_id)
 
 
 def check(plan: Plan, artifacts: Artifacts | None = None, online: bool = False) -> list[Finding]:
@@ -88,10 +92,10 @@ def launch(plan: Plan, *, run_id: str | None = None, on_record: Callable[[str], 
     >>> run.wait().state                              # doctest: +SKIP
     'completed'
     """
-    from chimera_sm.runs.record import RunRecord, mint_run_id
+    from chimera_sm.runs.record import RunRecord, check_run_id, mint_run_id
 
     target = _target(plan)
-    run_id = run_id or mint_run_id(plan.recipe.name)
+    run_id = mint_run_id(plan.recipe.name) if run_id is None else check_run_id(run_id)
     artifacts = target.render(plan, run_id)
     refuse(target, plan, artifacts)
     if run_id in RunRecord.list_ids():

@@ -8,12 +8,19 @@ import sys
 from collections.abc import Sequence
 
 
-def run_module(module: str, arguments: Sequence[str]) -> int:
-    """`python -m module arguments` with the entrypoints on the path; its exit code. Ctrl-C is the child's to handle."""
+def run_module(module: str, arguments: Sequence[str], *, quiet: bool = False) -> int:
+    """`python -m module arguments` with the entrypoints on the path; its exit code. Ctrl-C is the child's to handle.
+
+    `quiet` sends what it prints to stderr, so that stdout is the caller's.
+    """
     from chimera_sm.paths import entrypoints_dir
 
     path = os.pathsep.join(p for p in (str(entrypoints_dir()), os.environ.get("PYTHONPATH", "")) if p)
-    child = subprocess.Popen([sys.executable, "-m", module, *arguments], env={**os.environ, "PYTHONPATH": path})
+    child = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=sys.stderr if quiet else None,
+    )
     while True:
         try:
             return child.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from chimera_sm.errors import EXIT_DONE, RunFailed
+from chimera_sm.errors import EXIT_DONE, EXIT_USAGE, RunFailed, UsageError
 
 from .container import run_module
 from .options import json_option, run_argument
@@ -28,11 +28,14 @@ def command(
 
     run = Run.attach(run_id)
     files = run.target.model_files(run.record)
+    if files.tokenizer is None:
+        raise UsageError(f"the shards of {run.id} have no tokenizer.json: text cannot be made from its tokens")
     arguments = ["--checkpoints", str(files.checkpoints), "--recipe", str(files.recipe)]
     arguments += ["--tokenizer", str(files.tokenizer), "--prompt", prompt, "--seed", str(seed), "--top-k", str(top_k)]
     arguments += ["--max-new-tokens", str(max_new_tokens), "--temperature", str(temperature)]
     if as_json:
         arguments.append("--json")
-    if run_module("chimera_train.generate", arguments) != EXIT_DONE:
+    code = run_module("chimera_train.generate", arguments)
+    if code not in (EXIT_DONE, EXIT_USAGE):
         raise RunFailed(f"no text from {run.id}; the message above says why")
-    return EXIT_DONE
+    return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
@@ -9,6 +10,10 @@ import click
 
 from chimera_sm import __version__
 from chimera_sm.errors import EXIT_BUG, EXIT_DONE, EXIT_USAGE, ChimeraError
+
+EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
+"""As the shell says it: 128 + SIGINT, 128 + SIGPIPE."""
 
 COMMANDS = {
     "recipes": ("recipes", "List, show and explain recipes."),
@@ -60,7 +65,7 @@ class Commands(click.Group):
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 a bug of ours, 2 the recipe or the command is wrong, 3 checks found errors, "
-    "4 the run failed, 5 the run was stopped, 6 AWS refused.",
+    "4 the run failed, 5 the run was stopped, 6 AWS refused, 130 interrupted here (Ctrl-C, or no to the question).",
 )
 @click.version_option(__version__, prog_name="chimera_sm")
 def cli() -> None:
@@ -83,10 +88,17 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return EXIT_DONE
+        return EXIT_INTERRUPTED
+    except SystemExit as left:
+        # How click leaves when the reader of our output has gone; it has put a wrapper around stdout by then.
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":
+            return EXIT_PIPE_CLOSED
+        return left.code if isinstance(left.code, int) else EXIT_BUG
+    except OSError as error:
+        # A full disk, a folder without permission: told by the system, and nothing of ours to trace back.
+        with contextlib.suppress(OSError):
+            click.echo(f"error: {error.strerror}" + (f": {error.filename}" if error.filename else ""), err=True)
+        return EXIT_USAGE
     except Exception:
         import traceback
 

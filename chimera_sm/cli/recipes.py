@@ -10,9 +10,13 @@ from chimera_sm.errors import UsageError
 
 from .options import json_option, print_json
 
+folders_option = click.option(
+    "--recipes", "folders", multiple=True, type=click.Path(), metavar="DIR", help="Your team's recipes."
+)
+
 
 @click.group(name="recipes", invoke_without_command=True)
-@click.option("--recipes", "folders", multiple=True, type=click.Path(), metavar="DIR", help="Your team's recipes.")
+@folders_option
 @json_option
 @click.pass_context
 def command(ctx: click.Context, folders: Sequence[str], as_json: bool) -> None:
@@ -48,14 +52,15 @@ def _overrides(recipe: str, overrides: Sequence[str]) -> list[str]:
 @command.command()
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
+@folders_option
 @json_option
 @click.pass_obj
-def show(folders: Sequence[str], recipe: str, overrides: Sequence[str], as_json: bool) -> None:
+def show(before: Sequence[str], recipe: str, overrides: Sequence[str], folders: Sequence[str], as_json: bool) -> None:
     """Print the composed recipe as YAML."""
     from chimera_sm.sdk import compose
     from chimera_train.config import encode
 
-    composed = encode(compose(_overrides(recipe, overrides), recipes=folders))
+    composed = encode(compose(_overrides(recipe, overrides), recipes=[*before, *folders]))
     if as_json:
         print_json(composed)
         return
@@ -68,16 +73,19 @@ def show(folders: Sequence[str], recipe: str, overrides: Sequence[str], as_json:
 @click.argument("recipe")
 @click.argument("key")
 @click.argument("overrides", nargs=-1)
+@folders_option
 @json_option
 @click.pass_obj
-def explain(folders: Sequence[str], recipe: str, key: str, overrides: Sequence[str], as_json: bool) -> None:
+def explain(
+    before: Sequence[str], recipe: str, key: str, overrides: Sequence[str], folders: Sequence[str], as_json: bool
+) -> None:
     """Say which file and line, or which override, set KEY (the last line holds)."""
     from chimera_sm.recipe.listing import explain_key
     from chimera_sm.sdk import compose
 
     if "=" in key:
         raise UsageError(f"{key!r} is an override, not a key", fix="recipes explain RECIPE KEY [OVERRIDES]")
-    found = explain_key(compose(_overrides(recipe, overrides), recipes=folders), key)
+    found = explain_key(compose(_overrides(recipe, overrides), recipes=[*before, *folders]), key)
     if as_json:
         print_json(found)
         return

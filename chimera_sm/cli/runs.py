@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from chimera_sm.errors import UsageError
+
 from .options import json_option, print_json
 
 
@@ -15,7 +17,11 @@ def command(as_json: bool) -> None:
 
     rows = []
     for run_id in RunRecord.list_ids():
-        lock = RunRecord.find(run_id).lock
+        try:
+            lock = RunRecord.find(run_id).lock
+        except UsageError as error:
+            click.echo(f"warning: {error.message}", err=True)
+            continue
         rows.append({"run_id": run_id, "target": lock["target"], "created": lock["created"]})
     if as_json:
         print_json(rows)

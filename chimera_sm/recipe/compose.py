@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,9 +30,15 @@ def search_path(extra: Sequence[str | os.PathLike[str]] = ()) -> list[Path]:
     """Folders of recipes, the first that has a file wins: `extra` (`--recipes`), CHIMERA_RECIPES, the shipped one."""
     named = [(str(folder), "--recipes") for folder in extra]
     named += [(f, SEARCH_VARIABLE) for f in os.environ.get(SEARCH_VARIABLE, "").split(os.pathsep) if f]
+    groups = {p.name for p in recipes_dir().iterdir() if p.is_dir()}
     for folder, source in named:
         if not Path(folder).is_dir():
             raise UsageError(f"{source}: {folder} is no folder", fix="name a folder with recipe/, env/, … inside")
+        if not any((Path(folder) / name).is_dir() for name in groups):
+            raise UsageError(
+                f"{source}: {folder} holds none of {', '.join(f'{g}/' for g in sorted(groups))}",
+                fix=f"did you mean {Path(folder).parent}?" if Path(folder).name in groups else "",
+            )
     return [Path(folder).resolve() for folder, _ in named] + [recipes_dir()]
 
 
@@ -117,7 +124,7 @@ class Session:
                 )
             try:
                 override = parser.parse_override(text)
-            except HydraException as error:
+            except (HydraException, RecursionError) as error:
                 raise UsageError(
                     f"{text!r} cannot be read: {str(error).splitlines()[0]}", fix="quote odd characters: KEY='…'"
                 ) from None
@@ -126,8 +133,15 @@ class Session:
             if key in groups and isinstance(override.value(), str | int):
                 choices.groups.append(text)
             else:
-                choices.values.append(text if text[0] in "+~" else f"++{text}")
-                choices.value_keys.append((key, text))
+                plain = text.lstrip("+")
+                if (
+                    _is_text(key)
+                    and isinstance(override.value(), int | float)
+                    and not isinstance(override.value(), bool)
+                ):
+                    plain = f"{key}='{plain.partition('=')[2]}'"  # a version or an account number, not a quantity
+                choices.values.append(text if text[0] == "~" else f"++{plain}")
+                choices.value_keys.extend((k, text) for k in _keys_within(key, override.value()))
         return choices
 
     def _check(self, override: Override, text: str, groups: list[str]) -> None:
@@ -163,8 +177,6 @@ class Session:
                 )
 
     def compose(self, choices: Choices) -> Any:
-        import yaml
-        from hydra.errors import HydraException
         from hydra.types import RunMode
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
@@ -176,15 +188,17 @@ class Session:
                 run_mode=RunMode.RUN,
                 from_shell=False,
             )
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        except RecursionError:
+            raise UsageError("the recipe does not compose: a defaults list includes itself") from None
+        except Exception as error:  # whatever a team's file makes Hydra, OmegaConf or YAML stumble over
             cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
             raise UsageError(f"the recipe does not compose: {cause}") from None
         with _open(config):
             config.pop("hydra", None)
-        missing = sorted(OmegaConf.missing_keys(config))
-        if missing:
-            raise RecipeError([Problem(key, "must be set", f"{key}=…") for key in missing], self.origins(choices))
         try:
+            missing = sorted(OmegaConf.missing_keys(config))
+            if missing:
+                raise RecipeError([Problem(key, "must be set", f"{key}=…") for key in missing], self.origins(choices))
             return OmegaConf.to_container(config, resolve=True)
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or ""
@@ -207,6 +221,31 @@ class Session:
                     found.append((file, item.package or "", ""))
                     break
         return found + [(None, key, text) for key, text in choices.value_keys]
+
+
+def _is_text(key: str) -> bool:
+    """Whether the schema has text at `key`, so that `1` means "1" there."""
+    import typing
+
+    kind: Any = Recipe
+    for part in key.split("."):
+        inner = [a for a in typing.get_args(kind) if a is not type(None)]
+        if typing.get_origin(kind) is dict:
+            kind = inner[1]
+            continue
+        kind = inner[0] if inner else kind
+        if not dataclasses.is_dataclass(kind) or part not in fields_of(typing.cast(type, kind)):
+            return False
+        kind = fields_of(typing.cast(type, kind))[part]
+    return kind is str or str in typing.get_args(kind)
+
+
+def _keys_within(key: str, value: Any) -> Iterator[str]:
+    """`key`, and every key inside the mapping that an override may set."""
+    yield key
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _keys_within(f"{key}.{name}", inner)
 
 
 def _session(folders: Sequence[Path]) -> Session:

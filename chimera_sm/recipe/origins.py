@@ -20,6 +20,10 @@ class Origins(Mapping[str, str]):
     def __init__(self, settings: Callable[[], Sequence[Setting]]):
         self._settings = settings
 
+    def __getstate__(self) -> dict[str, dict[str, list[str]]]:
+        """A recipe may travel to another process; the loader behind it may not."""
+        return {"_history": self._history}
+
     def history(self, key: str) -> list[str]:
         """Every setting of `key`, in the order of merging; the last one holds."""
         return self._history.get(key, [])
@@ -48,7 +52,10 @@ class Origins(Mapping[str, str]):
 def _keys(file: Path, package: str) -> Iterator[tuple[str, int]]:
     import yaml
 
-    root = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
+    try:
+        root = yaml.compose(file.read_text(), Loader=yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError):  # the error that brought us here says so already
+        return
     if root is not None:
         yield from _walk(root, "" if package in ("", "_global_") else package, top=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from chimera_train.config import (
     CheckpointConfig,
@@ -43,6 +43,8 @@ class LaunchDataConfig(DataConfig):
 
     def validate(self) -> list[Problem]:
         problems = super().validate()
+        if self.size_gb is not None and self.size_gb < 0:
+            problems.append(Problem("data.size_gb", f"{self.size_gb} is negative", "null is unknown"))
         if self.location != "stdlib" and not self.uri:
             problems.append(Problem("data.uri", f"is required by data.location={self.location}"))
         if (
@@ -63,7 +65,7 @@ class LaunchCheckpointConfig(CheckpointConfig):
     `s3://<env.bucket>/chimera/runs/{run_id}/checkpoints`. Every attempt of a run uses the same one."""
 
     def validate(self) -> list[Problem]:
-        problems = super().validate()
+        problems = super().validate() + _empty("checkpoint", self)
         if self.s3_uri and not self.s3_uri.startswith("s3://"):
             problems.append(Problem("checkpoint.s3_uri", f"{self.s3_uri!r} is no S3 URI", "write s3://bucket/prefix"))
         return problems
@@ -202,7 +204,7 @@ class TargetConfig:
     """Variables of the container. Secrets do not belong here."""
 
     def validate(self) -> list[Problem]:
-        problems = []
+        problems = _empty("target", self)
         if self.grace_s <= 0:
             problems.append(Problem("target.grace_s", f"{self.grace_s} is not positive"))
         elif self.name == "sagemaker" and self.grace_s != 120:
@@ -230,7 +232,7 @@ class EnvConfig:
     tags: dict[str, str] = field(default_factory=dict)
 
     def validate(self) -> list[Problem]:
-        problems = []
+        problems = _empty("env", self)
         if self.account_id is not None and not re.fullmatch(r"\d{12}", self.account_id):
             problems.append(Problem("env.account_id", f"{self.account_id!r} is not twelve digits", "quote it in YAML"))
         if self.role_arn is not None and not re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:role/.+", self.role_arn):
@@ -258,7 +260,10 @@ class CodeConfig:
     max_size_mb: float = 64.0
 
     def validate(self) -> list[Problem]:
-        return [] if self.max_size_mb > 0 else [Problem("code.max_size_mb", f"{self.max_size_mb} is not positive")]
+        problems = _empty("code", self)
+        if self.max_size_mb <= 0:
+            problems.append(Problem("code.max_size_mb", f"{self.max_size_mb} is not positive"))
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,6 +353,15 @@ class Recipe:
                 )
             )
         return problems
+
+
+def _empty(key: str, section: Any) -> list[Problem]:
+    """Text that is there and says nothing: it would silently mean "none"."""
+    return [
+        Problem(f"{key}.{f.name}", "is empty", "null leaves it out")
+        for f in fields(section)
+        if getattr(section, f.name) == ""
+    ]
 
 
 def _narrow(base: type[Base], value: Base) -> Base:

@@ -38,6 +38,13 @@ def dry_run_id(name: str, recipe_hash: str) -> str:
     return f"{_safe(name)[:38].rstrip('-')}-dryrun-{recipe_hash[:12]}"
 
 
+def check_run_id(run_id: str) -> str:
+    """The id, or UsageError: it names a folder here and a training job at AWS (at most 63 characters there)."""
+    if len(run_id) > 63 or not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", run_id):
+        raise UsageError(f"run id {run_id!r} is not 1 to 63 letters, digits and inner hyphens")
+    return run_id
+
+
 def _safe(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-") or "run"
 
@@ -56,7 +63,19 @@ class RunRecord:
     def create(cls, run_id: str, lock: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> RunRecord:
         """Write the record, or raise FileExistsError: a record is never overwritten."""
         path = runs_dir().resolve() / run_id
-        path.mkdir(parents=True)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if path.is_dir():
+                raise
+            raise UsageError(
+                f"{path.parent} is no folder", fix="CHIMERA_RUNS names the folder of the records"
+            ) from None
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the run's record to {path.parent}: {error.strerror}",
+                fix="CHIMERA_RUNS names the folder of the records",
+            ) from None
         for name, content in artifacts.items():
             file = path / "artifacts" / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -97,5 +116,11 @@ class RunRecord:
     @property
     def lock(self) -> dict[str, Any]:
         """What was launched."""
-        data: dict[str, Any] = json.loads((self.path / LOCK_FILE).read_text())
+        file = self.path / LOCK_FILE
+        try:
+            data = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"the record of run {self.run_id} cannot be read: {file}: {error}") from None
+        if not isinstance(data, dict) or "target" not in data:
+            raise UsageError(f"the record of run {self.run_id} cannot be read: {file} is no launch record")
         return data

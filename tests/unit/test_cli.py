@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from chimera_sm.cli.main import COMMANDS, run
+from chimera_sm.cli.options import print_json
 from chimera_sm.recipe.compose import compose
 from chimera_train.config import encode
 
@@ -83,6 +85,57 @@ def test_a_bug_of_ours_exits_1(capsys, monkeypatch):
     monkeypatch.setattr("chimera_sm.sdk.compose", lambda *_, **__: 1 / 0)
     assert run(["plan"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_the_reader_of_our_output_may_leave():
+    done = subprocess.run(
+        f"{sys.executable} -m chimera_sm recipes show 70b | head -1; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1] in ("0", "141"), "0 where all of it fitted into the pipe"
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_output_that_cannot_be_written():
+    done = subprocess.run(
+        f"{sys.executable} -m chimera_sm plan > /dev/full", shell=True, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: No space left on device\n"
+
+
+def test_records_that_cannot_be_written_or_read(capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CHIMERA_RUNS", str(tmp_path / "file"))
+    assert run(["launch", "recipe=tiny", "--detach"]) == 2
+    assert "CHIMERA_RUNS" in capsys.readouterr().err
+    monkeypatch.setenv("CHIMERA_RUNS", str(tmp_path))
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "launch.lock").write_text("{")
+    assert run(["runs", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == []
+    assert "torn" in captured.err
+    assert run(["status", "torn"]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run_id", ["../../evil", "", "a/b", "under_score", "x" * 64, "-x"])
+def test_a_run_id_names_a_folder_and_a_job(run_id, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("CHIMERA_RUNS", str(tmp_path / "runs"))
+    for extra in ("--dry-run", "--detach"):
+        assert run(["launch", "recipe=tiny", "--run-id", run_id, extra]) == 2
+        assert "run id" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_json_has_no_nan(capsys):
+    print_json({"loss": float("nan"), "list": [float("inf"), 1.5]})
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "list": [None, 1.5]}
 
 
 HEAVY = "{'torch', 'sagemaker', 'boto3', 'botocore', 'hydra', 'rich', 'moto', 'transformers', 'pandas'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from chimera_sm.paths import recipes_dir
 from chimera_sm.recipe.compose import compose
 from chimera_sm.recipe.listing import explain_key, list_recipes, short_count
 from chimera_sm.recipe.schema import Recipe
-from chimera_train.config import decode, encode, sha256_of
+from chimera_train.config import ConfigError, decode, encode, sha256_of
 
 SHIPPED = sorted(p.stem for p in (recipes_dir() / "recipe").glob("*.yaml"))
 
@@ -93,6 +94,18 @@ PLANTED = [
     (["model.num_kv_heads=4"], "model.num_kv_heads", "divide model.num_heads=6"),
     (["train.sequence_length=4096"], "train.sequence_length", "max_position_embeddings"),
     (["optim.beta2=1.5"], "optim.beta2", "[0, 1)"),
+    (["optim.learning_rate=nan"], "optim.learning_rate", "finite"),
+    (["train.collective_timeout_s=inf"], "train.collective_timeout_s", "finite"),
+    (["train={num_steps:-5}"], "train.num_steps", "override train={num_steps:-5}"),
+    (["model.head_dim=0"], "model.head_dim", "not positive"),
+    (["model.rope_theta=0"], "model.rope_theta", "not positive"),
+    (["recipe=8b", "model.rope_scaling.factor=0"], "model.rope_scaling.factor", "below 1"),
+    (["env.kms_key_id="], "env.kms_key_id", "null leaves it out"),
+    (["code.path="], "code.path", "empty"),
+    (["data.size_gb=-1"], "data.size_gb", "negative"),
+    (["description=${nowhere}"], "description", "nowhere"),
+    (["description=${oc.env:CHIMERA_SURELY_UNSET}"], "description", "CHIMERA_SURELY_UNSET"),
+    (["recipe=8b", "~model"], "model", "required"),
     (["optim.decay_steps=5"], "optim.decay_steps", "would be ignored"),
     (["checkpoint.keep_last=1"], "checkpoint.keep_last", "2 or more"),
     (["checkpoint.path=/tmp"], "checkpoint.path", "leaves"),
@@ -192,9 +205,55 @@ def test_a_team_file_that_is_no_yaml(team):
         compose(["env=torn"], recipes=[team])
 
 
-def test_a_folder_that_is_not_there():
+def test_a_folder_that_is_not_there_or_not_of_recipes(team):
     with pytest.raises(UsageError, match="no folder"):
         compose(recipes=["/nowhere"])
+    with pytest.raises(UsageError, match="holds none of") as caught:
+        compose(recipes=[team / "recipe"])
+    assert str(team) in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("loop", b"# @package _global_\ndefaults: [loop]\n"),
+        ("five", b"# @package _global_\ndefaults: 5\n"),
+        ("latin", b"# @package _global_\nname: caf\xe9\n"),
+        ("scalar", b"just a word\n"),
+        ("unset", b"# @package _global_\ndefaults: [tiny]\ndescription: ${oc.env:CHIMERA_SURELY_UNSET}\n"),
+        ("missing", b"# @package _global_\ndefaults: [nowhere]\n"),
+    ],
+)
+def test_one_broken_file_is_an_error_of_its_own(team, name, content):
+    (team / "recipe" / f"{name}.yaml").write_bytes(content)
+    with pytest.raises(ChimeraError):
+        compose([f"recipe={name}"], recipes=[team])
+    rows = {row["recipe"]: row for row in list_recipes([team])}
+    assert "error" in rows[name]
+    assert "error" not in rows["tiny"]
+
+
+def test_text_that_looks_like_a_number_stays_as_it_was_typed():
+    recipe = compose(
+        ["env.account_id=012345678901", "target.environment.HF_HUB_OFFLINE=1", "target.framework_version=2.10"]
+    )
+    assert recipe.env.account_id == "012345678901"
+    assert recipe.target.environment == {"HF_HUB_OFFLINE": "1"}
+    assert recipe.target.framework_version == "2.10"
+
+
+def test_bytes_that_are_no_text():
+    with pytest.raises(ChimeraError):
+        compose(["description=\udcff"])
+    with pytest.raises(ConfigError, match="UTF-8"):
+        decode(Recipe, {"name": "\udcff"})
+
+
+def test_a_recipe_travels_to_another_process():
+    recipe = compose(["recipe=70b", "train.seed=3"])
+    again = pickle.loads(pickle.dumps(recipe))
+    assert again == recipe
+    assert again.origins["train.seed"] == "override train.seed=3"
 
 
 def test_explain_names_the_line():

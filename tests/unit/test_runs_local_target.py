@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from chimera_sm.planner.types import Plan
 from chimera_sm.recipe.compose import compose
 from chimera_sm.runs.record import RunRecord
 from chimera_sm.targets.local import LocalTarget
+from chimera_sm.targets.local import target as local_target
 from chimera_sm.targets.local.environment import host_environment, import_path, visible_devices
 from chimera_sm.targets.local.job import LocalJob, local_job
 
@@ -97,8 +100,35 @@ def test_submit_refuses_before_it_starts_anything(tmp_path: Path, monkeypatch: p
     record = RunRecord.create("r-1", {"target": "local"}, artifacts.files)
     with pytest.raises(UsageError, match="no folder"):
         TARGET.submit(unfit, artifacts, record)
-    assert TARGET.status(record).state == "queued"
+    assert TARGET.status(record).state == "failed"
     TARGET.stop(record)
     with pytest.raises(UsageError, match="never started"):
         TARGET.resume(record)
     assert not (record.path / "hosts").exists()
+    assert list(TARGET.logs(record, follow=True)) == [], "whoever follows it does not wait for ever"
+
+
+def test_a_launch_that_is_killed_while_it_prepares_has_failed_and_can_be_launched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHIMERA_RUNS", str(tmp_path / "runs"))
+    data = write_dataset(tmp_path / "data", json.dumps({"vocab_size": 4096}))
+    fit = tiny("data=local", f"data.uri={data}")
+    artifacts = TARGET.render(fit, "r-1")
+    record = RunRecord.create("r-1", {"target": "local"}, artifacts.files)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(local_target, "lay_out", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        TARGET.submit(fit, artifacts, record)
+        os._exit(1)
+    os.waitpid(child, 0)
+    status = TARGET.status(record)
+    assert (status.state, status.ended) == ("failed", True)
+    assert "cut short" in status.reason
+    assert list(TARGET.logs(record, follow=True)) == []
+    with pytest.raises(UsageError, match="--run-id r-1"):
+        TARGET.resume(record)
+    started = []
+    monkeypatch.setattr(local_target, "_start_driver", started.append)
+    TARGET.submit(fit, artifacts, record)
+    assert len(started) == 1

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from chimera_sm.aws.bundle import build_bundle, recipe_file
@@ -23,10 +26,11 @@ from .environment import driver_environment
 from .job import JOB_FILE, local_job
 from .layout import RunFolder, check_checkpoint_path, lay_out
 from .observe import eta_s, read_logs, read_metrics, recent_metrics
-from .process import signal_process
-from .state import read_state
+from .process import ProcessId, signal_process
+from .state import LocalState, read_state, write_state
 
 BUNDLE_FILE = "bundle.json"
+NEVER_STARTED = "never started: the launch was cut short"
 PACKAGES = ("torch", "numpy", "safetensors")
 CORPUS_PACKAGES = ("tokenizers",)
 
@@ -64,23 +68,35 @@ class LocalTarget:
 
     def submit(self, plan: Plan, artifacts: Artifacts, record: RunRecord) -> None:
         """Prepare the corpus if need be, lay out the hosts, start the driver. A run that was started stays as it is."""
-        if read_state(record.path) is not None:
+        state = read_state(record.path)
+        if state is not None and (state.attempt > 0 or state.driver.alive):
             return
+        # From here to the driver's first word this process is the one that a status looks for.
+        claim = LocalState(state="queued", driver=ProcessId.of(os.getpid()), attempt=0, reason="being prepared")
+        write_state(record.path, claim)
+        try:
+            self._prepare(plan, artifacts, RunFolder(record.path))
+        except BaseException as error:
+            reason = f"never started: {error or type(error).__name__}"
+            write_state(record.path, replace(claim, state="failed", reason=reason))
+            raise
+
+    def _prepare(self, plan: Plan, artifacts: Artifacts, run: RunFolder) -> None:
         if problems := self.ready(plan):
             raise UsageError("\n".join(problems))
-        run = RunFolder(record.path)
         job = run.job()
         for channel in job.channels.values():
             if channel.location == "stdlib" and not is_prepared(channel):
                 prepare_corpus(channel)
         folders = {name: channel_folder(channel) for name, channel in job.channels.items()}
+        shutil.rmtree(run.path / "hosts", ignore_errors=True)  # of a launch that was cut short
         lay_out(run, job, artifacts.bundle.files, folders)
         _start_driver(run)
 
     def status(self, record: RunRecord) -> RunStatus:
         state = read_state(record.path)
-        if state is None:
-            return RunStatus(state="queued", reason="not started")
+        if state is None or (state.attempt == 0 and state.driver_died):
+            return RunStatus(state="failed", reason=NEVER_STARTED)
         run = RunFolder(record.path)
         job = run.job()
         recent = recent_metrics(run.ml(job.host_names[0]).metrics)
@@ -104,7 +120,7 @@ class LocalTarget:
 
         def ended() -> bool:
             state = read_state(record.path)
-            return state is not None and (state.ended or state.driver_died)
+            return state is None or state.ended or state.driver_died
 
         return read_logs(files, follow=follow, ended=ended)
 
@@ -134,12 +150,14 @@ class LocalTarget:
         """Start the hosts again. Raises UsageError for a run that is running, has completed, or lost its shards."""
         state = read_state(record.path)
         run = RunFolder(record.path)
-        if state is None:
-            raise UsageError(f"run {record.run_id} was never started", fix="launch it again")
+        if state is None or state.attempt == 0:
+            raise UsageError(
+                f"run {record.run_id} was never started", fix=f"the launch again, with --run-id {record.run_id}"
+            )
         if state.state == "completed":
             raise UsageError(
                 f"run {record.run_id} has completed: there is nothing to resume",
-                fix="launch again with a larger train.num_steps",
+                fix=f"chimera_sm export {record.run_id} --out FOLDER writes its model",
             )
         if not state.ended and not state.driver_died:
             raise UsageError(

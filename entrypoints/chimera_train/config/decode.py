@@ -10,6 +10,7 @@ import difflib
 import functools
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -125,14 +126,24 @@ def _decode_dataclass(cls: type, data: Any, key: str, problems: list[Problem]) -
 def _decode_scalar(kind: Any, data: Any, key: str, problems: list[Problem]) -> Any:
     if kind is Any:
         return data
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+    if kind is float and isinstance(data, int | float) and not isinstance(data, bool):
+        if not math.isfinite(data):
+            problems.append(Problem(key, f"{data} is not a finite number"))
+            return _MISSING
         return float(data)
+    if kind is str and isinstance(data, str) and not data.isascii():
+        try:
+            data.encode()
+        except UnicodeEncodeError:
+            problems.append(Problem(key, f"{data!r} is not valid UTF-8"))
+            return _MISSING
     if kind is int and isinstance(data, float) and data.is_integer():
         return int(data)  # 1e6 is how people write a count
     if isinstance(data, kind) and not (isinstance(data, bool) and kind is not bool):
         return data
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    problems.append(Problem(key, f"expected {names.get(kind, kind)}, found {_describe(data)}"))
+    fix = f'quote it: "{data}"' if kind is str and isinstance(data, int | float) else ""
+    problems.append(Problem(key, f"expected {names.get(kind, kind)}, found {_describe(data)}", fix))
     return _MISSING
 
 

@@ -32,6 +32,26 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
 
+    def validate(self) -> list[Problem]:
+        problems = []
+        if self.factor < 1:
+            problems.append(Problem("model.rope_scaling.factor", f"{self.factor} is below 1", "null does not scale"))
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            problems.append(
+                Problem(
+                    "model.rope_scaling.low_freq_factor",
+                    f"{self.low_freq_factor} is not between 0 and high_freq_factor={self.high_freq_factor}",
+                )
+            )
+        if self.original_max_position_embeddings < 1:
+            problems.append(
+                Problem(
+                    "model.rope_scaling.original_max_position_embeddings",
+                    f"{self.original_max_position_embeddings} is not positive",
+                )
+            )
+        return problems
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -73,6 +93,19 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
                 problems.append(Problem(f"model.{name}", f"{getattr(self, name)} is not positive"))
+        for name in ("rope_theta", "norm_eps", "initializer_range"):
+            if getattr(self, name) <= 0:
+                problems.append(Problem(f"model.{name}", f"{getattr(self, name)} is not positive"))
+        if self.head_dim is not None and self.head_dim < 1:
+            problems.append(
+                Problem("model.head_dim", f"{self.head_dim} is not positive", "null: hidden_size / num_heads")
+            )
+        if self.router_aux_loss_coefficient < 0:
+            problems.append(
+                Problem("model.router_aux_loss_coefficient", f"{self.router_aux_loss_coefficient} is negative")
+            )
+        if self.rope_scaling is not None:
+            problems += self.rope_scaling.validate()
         if problems:
             return problems
         if self.num_heads % self.num_kv_heads:
@@ -205,8 +238,10 @@ class TrainConfig:
         ]
         if self.loss_chunk_tokens < 0:
             problems.append(Problem("train.loss_chunk_tokens", f"{self.loss_chunk_tokens} is negative"))
-        if self.collective_timeout_s <= 0:
-            problems.append(Problem("train.collective_timeout_s", f"{self.collective_timeout_s} is not positive"))
+        if not 0 < self.collective_timeout_s <= 86_400:
+            problems.append(
+                Problem("train.collective_timeout_s", f"{self.collective_timeout_s:g} is not in (0, 86400]")
+            )
         return problems
 
 
