@@ -213,7 +213,9 @@ def finished(run_id: str, status: RunStatus) -> RunStatus:
             fix=f"chimera_sm logs {run_id}, then chimera_sm resume {run_id}",
         )
     if status.state == "stopped":
-        raise RunStopped(f"run {run_id} was stopped; its state is saved", fix=f"chimera_sm resume {run_id}")
+        raise RunStopped(
+            f"run {run_id} was stopped: {status.reason or 'by request'}", fix=f"chimera_sm resume {run_id}"
+        )
     return status
 
 

@@ -26,7 +26,15 @@ def command(run_id: str, out: str, step: int | None, dtype: str, as_json: bool) 
         raise UsageError(f"--out {out} is there and not empty; nothing is overwritten", fix="name a new folder")
     run = Run.attach(run_id)
     files = run.target.model_files(run.record)
-    arguments = ["--checkpoints", str(files.checkpoints), "--recipe", str(files.recipe), "--out", out, "--dtype", dtype]
+    arguments = [
+        "--checkpoints",
+        str(files.checkpoints),
+        "--recipe",
+        str(files.recipe),
+        f"--out={out}",
+        "--dtype",
+        dtype,
+    ]
     if step is not None:
         arguments += ["--step", str(step)]
     if files.tokenizer is not None:

@@ -31,7 +31,8 @@ def command(
     if files.tokenizer is None:
         raise UsageError(f"the shards of {run.id} have no tokenizer.json: text cannot be made from its tokens")
     arguments = ["--checkpoints", str(files.checkpoints), "--recipe", str(files.recipe)]
-    arguments += ["--tokenizer", str(files.tokenizer), "--prompt", prompt, "--seed", str(seed), "--top-k", str(top_k)]
+    arguments += ["--tokenizer", str(files.tokenizer), "--seed", str(seed), "--top-k", str(top_k)]
+    arguments.append(f"--prompt={prompt}")  # a prompt may begin with a hyphen
     arguments += ["--max-new-tokens", str(max_new_tokens), "--temperature", str(temperature)]
     if as_json:
         arguments.append("--json")

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Show all that would be sent, and send nothing. Needs no credentials.")
 @click.option("--yes", is_flag=True, help="Do not ask before spending money.")
 @click.option("--detach", is_flag=True, help="Return when the run is submitted (the default away from this machine).")
-@click.option("--run-id", help="Launch again under the id of a launch whose submit failed.")
+@click.option(
+    "--run-id", help="Id of the run. That of a launch whose submit failed takes it up again; nothing starts twice."
+)
 @json_option
 def command(
     overrides: Sequence[str],

@@ -42,6 +42,8 @@ def check_run_id(run_id: str) -> str:
     """The id, or UsageError: it names a folder here and a training job at AWS (at most 63 characters there)."""
     if len(run_id) > 63 or not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", run_id):
         raise UsageError(f"run id {run_id!r} is not 1 to 63 letters, digits and inner hyphens")
+    if run_id == "last":
+        raise UsageError("run id 'last' always means the newest run", fix="take another one")
     return run_id
 
 

@@ -124,7 +124,7 @@ def test_records_that_cannot_be_written_or_read(capsys, tmp_path, monkeypatch):
     assert "cannot be read" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("run_id", ["../../evil", "", "a/b", "under_score", "x" * 64, "-x"])
+@pytest.mark.parametrize("run_id", ["../../evil", "", "last", "a/b", "under_score", "x" * 64, "-x"])
 def test_a_run_id_names_a_folder_and_a_job(run_id, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("CHIMERA_RUNS", str(tmp_path / "runs"))
     for extra in ("--dry-run", "--detach"):
