@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -136,6 +138,37 @@ def test_a_run_id_names_a_folder_and_a_job(run_id, capsys, tmp_path, monkeypatch
 def test_json_has_no_nan(capsys):
     print_json({"loss": float("nan"), "list": [float("inf"), 1.5]})
     assert json.loads(capsys.readouterr().out) == {"loss": None, "list": [None, 1.5]}
+
+
+@pytest.mark.parametrize(
+    ("terminal", "options", "answer", "code", "launched"),
+    [
+        (True, [], "y\n", 0, 1),
+        (True, [], "n\n", 130, 0),
+        (True, [], "\n", 130, 0),
+        (True, ["--yes"], "", 0, 1),
+        (False, [], "", 2, 0),
+        (False, ["--yes"], "", 0, 1),
+    ],
+)
+def test_launch_asks_once_before_it_spends_money(terminal, options, answer, code, launched, capsys, monkeypatch):
+    launches = []
+
+    def launch(plan, **_):
+        launches.append(plan)
+        return SimpleNamespace(id="r-1")
+
+    monkeypatch.setattr("chimera_sm.cli.launch.is_terminal", lambda: terminal)
+    monkeypatch.setattr("chimera_sm.sdk.refuse", lambda *_: None)
+    monkeypatch.setattr("chimera_sm.sdk.launch", launch)
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    assert run(["launch", "recipe=8b", *options]) == code
+    assert len(launches) == launched
+    captured = capsys.readouterr()
+    question = "Launch 4 × ml.p5.48xlarge at $253.18 an hour, about $"
+    assert (question in captured.out) == (terminal and not options)
+    if not terminal and not options:
+        assert "add --yes" in captured.err
 
 
 HEAVY = "{'torch', 'sagemaker', 'boto3', 'botocore', 'hydra', 'rich', 'moto', 'transformers', 'pandas'}"
