@@ -14,6 +14,9 @@ from .types import CostEstimate, Distribution
 
 Kind = Literal["on_demand", "spot", "reserved"]
 KINDS: tuple[Kind, ...] = ("on_demand", "spot", "reserved")
+MAX_INFLATION = 20.0
+"""Running time over useful time beyond which a run is called one that would not finish: the formula goes on to say
+"in so many million days", and nobody waits for that."""
 Z90 = 1.2816
 """Standard normal at the 90th percentile."""
 
@@ -58,7 +61,7 @@ def interruptions(run: RunShape, kind: Kind, percentile: str = "") -> Interrupti
 
 def duration(run: RunShape, kind: Kind, percentile: str = "") -> Duration | None:
     """Of the whole run at one percentile ("p10", "p90", or "" for the median); None without a step time, or where
-    interruptions come too fast for it ever to end."""
+    interruptions come too fast for it ever to end, or its jobs end before their first step."""
     if run.step_s is None:
         return None
     z = {"p10": -Z90, "": 0.0, "p90": Z90}[percentile]
@@ -67,11 +70,12 @@ def duration(run: RunShape, kind: Kind, percentile: str = "") -> Duration | None
     interval_s = (run.interval_steps or run.num_steps) * step_s
     restart_s = coefficient("restart_s", percentile)
     factor = wall_clock_factor(interval_s, run.stall_s, restart_s, rates.per_h)
-    billed_s = run.num_steps * step_s * factor
-    if not math.isfinite(billed_s):
+    startup_s = coefficient("startup_s")
+    if factor > MAX_INFLATION or run.max_run_s <= startup_s:
         return None
-    starts = math.ceil(billed_s / run.max_run_s)
-    billed_s += starts * coefficient("startup_s")
+    billed_s = run.num_steps * step_s * factor
+    starts = math.ceil(billed_s / (run.max_run_s - startup_s))
+    billed_s += starts * startup_s
     waits = (rates.reclaims_per_h or 0.0) * billed_s / 3600 + (starts if kind == "spot" else 0)
     waited_s = waits * coefficient("spot_wait_s", percentile)
     return Duration(billed_h=billed_s / 3600, elapsed_h=(billed_s + waited_s) / 3600)
@@ -90,8 +94,12 @@ def estimate_cost(run: RunShape, kind: Kind, chosen: bool, price: Price, no_step
     known = [span for span in spans if span is not None]
     if run.step_s is None:
         basis += f"; run length unknown: {no_step_reason}"
+    elif run.max_run_s <= coefficient("startup_s"):
+        basis += "; would not finish: a job ends before its first step"
+    elif spans[1] is None:
+        basis += f"; would not finish on {kind.replace('_', '-')} at this interruption rate"
     elif len(known) < 3:
-        basis += "; run length unknown: interruptions come faster than checkpoints"
+        basis += "; run length unknown: might not finish, at the 90th percentile of the interruption rate"
     days = usd = None
     if len(known) == 3:
         days = _distribution([span.elapsed_h / 24 for span in known])
@@ -104,6 +112,7 @@ def estimate_cost(run: RunShape, kind: Kind, chosen: bool, price: Price, no_step
         price_basis=basis,
         usd=usd,
         days=days,
+        would_finish=None if run.step_s is None else spans[1] is not None,
     )
 
 

@@ -25,9 +25,19 @@ from .coefficients import coefficient
 from .disk import checkpoint_gb, estimate_disk
 from .memory import Occupancy, estimate_memory
 from .notes import notes
-from .segments import split
+from .segments import MAX_SEGMENTS, count, split, steps_per_job
 from .step_time import NOT_PREDICTED, Workload, estimate_step, unknown_step
-from .types import CostEstimate, InstancePlan, Plan, ReliabilityEstimate, Segment, StepEstimate
+from .types import (
+    CostEstimate,
+    FallbackEstimate,
+    InstancePlan,
+    JobLength,
+    MemoryEstimate,
+    Plan,
+    ReliabilityEstimate,
+    Segment,
+    StepEstimate,
+)
 
 Result = TypeVar("Result")
 
@@ -47,20 +57,17 @@ def plan(recipe: Recipe) -> Plan:
 
     machine = None if recipe.instances.type == LOCAL else catalog.instance(recipe.instances.type)
     parameters = num_parameters(recipe.model)
-    memory = estimate_memory(
-        Occupancy(
-            model=recipe.model,
-            train=recipe.train,
-            parallel=recipe.parallel,
-            precision=recipe.precision,
-            layout=mesh,
-            batch=batch,
-            overhead_gib=coefficient("memory_overhead_gib", "" if machine else LOCAL),
-        ),
-        machine.accelerator_memory_gib if machine else None,
-    )
+    memory = _memory(recipe, mesh, batch, machine)
     step = _step(recipe, mesh, batch, machine)
-    costs, reliable, segments = _run(recipe, parameters, machine, step)
+    costs, reliable, step_share_s = _run(recipe, parameters, machine, step)
+    length = None
+    if machine is not None:
+        length = JobLength(
+            startup_s=coefficient("startup_s"),
+            save_s=_stall_s(recipe, parameters),
+            step_s=step.total_s,
+            limit_s=recipe.capacity.max_run_hours * 3600,
+        )
     return Plan(
         recipe=recipe,
         recipe_hash=recipe.hash,
@@ -69,13 +76,17 @@ def plan(recipe: Recipe) -> Plan:
         layout=mesh,
         batch=batch,
         instances=tuple(instances),
-        segments=segments,
+        segments=_segments(recipe, step_share_s),
         memory=memory,
         step=step,
         costs=costs,
         reliability=reliable,
         disk=estimate_disk(recipe, parameters, instances[0].nvme_gb),
         catalog_version=catalog.catalog_version(),
+        fallbacks=tuple(
+            _fallback(recipe, parameters, mesh, batch, index, choice) for index, choice in enumerate(instances[1:])
+        ),
+        job_length=length,
         notes=notes(recipe, mesh, machine),
     )
 
@@ -184,6 +195,40 @@ def _layout(
         return None, None
 
 
+def _memory(recipe: Recipe, mesh: MeshLayout, batch: BatchPlan, machine: catalog.Instance | None) -> MemoryEstimate:
+    return estimate_memory(
+        Occupancy(
+            model=recipe.model,
+            train=recipe.train,
+            parallel=recipe.parallel,
+            precision=recipe.precision,
+            layout=mesh,
+            batch=batch,
+            overhead_gib=coefficient("memory_overhead_gib", "" if machine else LOCAL),
+        ),
+        machine.accelerator_memory_gib if machine else None,
+    )
+
+
+def _fallback(
+    recipe: Recipe, parameters: int, mesh: MeshLayout, batch: BatchPlan, index: int, choice: InstancePlan
+) -> FallbackEstimate:
+    """The same layout on other machines."""
+    machine = catalog.instance(choice.type)
+    step = _step(recipe, mesh, batch, machine)
+    span = cost.duration(_run_shape(recipe, parameters, machine, step), recipe.capacity.kind)
+    share_s = _share_s(recipe, span)
+    limit_s = recipe.capacity.max_run_hours * 3600
+    return FallbackEstimate(
+        index=index,
+        type=choice.type,
+        memory=_memory(recipe, mesh, batch, machine),
+        disk=estimate_disk(recipe, parameters, choice.nvme_gb),
+        step=step,
+        num_jobs=None if share_s is None else count(recipe.train.num_steps, share_s, coefficient("startup_s"), limit_s),
+    )
+
+
 def _step(recipe: Recipe, mesh: MeshLayout, batch: BatchPlan, machine: catalog.Instance | None) -> StepEstimate:
     if machine is None:
         return unknown_step(flops_per_token(recipe.model, batch.sequence_length), NOT_PREDICTED)
@@ -202,9 +247,9 @@ def _step(recipe: Recipe, mesh: MeshLayout, batch: BatchPlan, machine: catalog.I
 
 def _run(
     recipe: Recipe, parameters: int, machine: catalog.Instance | None, step: StepEstimate
-) -> tuple[tuple[CostEstimate, ...], ReliabilityEstimate, tuple[Segment, ...]]:
-    """Costs by kind of capacity, failures, and the cut into jobs."""
-    capacity, train, interval = recipe.capacity, recipe.train, recipe.checkpoint.interval_steps
+) -> tuple[tuple[CostEstimate, ...], ReliabilityEstimate, float | None]:
+    """Costs by kind of capacity, failures, and a step's share of the running time."""
+    capacity, interval = recipe.capacity, recipe.checkpoint.interval_steps
     if machine is None:
         this_machine = CostEstimate(
             kind=capacity.kind, chosen=True, usd_per_hour=None, price_basis="this machine", usd=None, days=None
@@ -217,26 +262,9 @@ def _run(
             recommended_interval_steps=None,
             basis=NOT_PREDICTED,
         )
-        one_job = split(
-            num_steps=train.num_steps,
-            step_s=None,
-            startup_s=0,
-            max_run_hours=capacity.max_run_hours,
-            max_wait_hours=capacity.max_wait_hours,
-        )
-        return (this_machine,), nothing, one_job
+        return (this_machine,), nothing, None
 
-    run = cost.RunShape(
-        step_s=step.total_s,
-        num_steps=train.num_steps,
-        interval_steps=interval,
-        stall_s=reliability.checkpoint_stall_s(checkpoint_gb(parameters), recipe.instances.count),
-        hosts=recipe.instances.count,
-        instance=machine,
-        num_experts=recipe.model.num_experts,
-        max_run_s=capacity.max_run_hours * 3600,
-        spot_bucket=catalog.spot_bucket(machine.type, recipe.env.region),
-    )
+    run = _run_shape(recipe, parameters, machine, step)
     price = catalog.price(machine.type, recipe.env.region)
     costs = tuple(cost.estimate_cost(run, kind, kind == capacity.kind, price, step.basis) for kind in cost.KINDS)
     days = next(c.days for c in costs if c.chosen)
@@ -244,17 +272,58 @@ def _run(
         interruptions=cost.interruptions(run, capacity.kind),
         spot_bucket=run.spot_bucket,
         interval_steps=interval,
-        num_steps=train.num_steps,
+        num_steps=run.num_steps,
         step_s=step.total_s,
         stall_s=run.stall_s,
         days=days.p50 if days else None,
     )
-    span = cost.duration(run, capacity.kind)
-    segments = split(
-        num_steps=train.num_steps,
-        step_s=span.billed_h * 3600 / train.num_steps if span else None,
-        startup_s=coefficient("startup_s"),
+    return costs, reliable, _share_s(recipe, cost.duration(run, capacity.kind))
+
+
+def _run_shape(recipe: Recipe, parameters: int, machine: catalog.Instance, step: StepEstimate) -> cost.RunShape:
+    return cost.RunShape(
+        step_s=step.total_s,
+        num_steps=recipe.train.num_steps,
+        interval_steps=recipe.checkpoint.interval_steps,
+        stall_s=_stall_s(recipe, parameters),
+        hosts=recipe.instances.count,
+        instance=machine,
+        num_experts=recipe.model.num_experts,
+        max_run_s=recipe.capacity.max_run_hours * 3600,
+        spot_bucket=catalog.spot_bucket(machine.type, recipe.env.region),
+    )
+
+
+def _stall_s(recipe: Recipe, parameters: int) -> float:
+    return reliability.checkpoint_stall_s(checkpoint_gb(parameters), recipe.instances.count)
+
+
+def _share_s(recipe: Recipe, span: cost.Duration | None) -> float | None:
+    return span.billed_h * 3600 / recipe.train.num_steps if span else None
+
+
+def _segments(recipe: Recipe, step_s: float | None) -> tuple[Segment, ...]:
+    """The cut into jobs. Raises RecipeError where there would be more than anyone submits."""
+    capacity, num_steps, startup_s = recipe.capacity, recipe.train.num_steps, coefficient("startup_s")
+    max_run_s = capacity.max_run_hours * 3600
+    jobs = count(num_steps, step_s, startup_s, max_run_s)
+    if jobs > MAX_SEGMENTS and step_s is not None:
+        per_job = steps_per_job(step_s, startup_s, max_run_s)
+        message = (
+            f"{num_steps:,} steps of {step_s:.3g} s at {per_job:,} in a job of {capacity.max_run_hours:g} h "
+            f"({startup_s:.0f} s of it to start up) make {jobs:,} jobs, more than {MAX_SEGMENTS:,}"
+        )
+        raise RecipeError(
+            [
+                Problem("train.num_steps", message, "fewer steps, or more or faster machines"),
+                Problem("capacity.max_run_hours", f"{capacity.max_run_hours:g} makes {jobs:,} jobs", "at most 672"),
+            ],
+            recipe.origins,
+        )
+    return split(
+        num_steps=num_steps,
+        step_s=step_s,
+        startup_s=startup_s,
         max_run_hours=capacity.max_run_hours,
         max_wait_hours=capacity.max_wait_hours,
     )
-    return costs, reliable, segments

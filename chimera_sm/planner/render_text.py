@@ -24,7 +24,7 @@ def format_plan(plan: Plan) -> str:
         *_section("machines", [_machines(choice) for choice in plan.instances]),
         *_section("layout", _layout(plan)),
         *_section("batch", _batch(plan)),
-        *_section("memory", _memory(plan)),
+        *_section("memory", [*_memory(plan), *_fallback_memory(plan)]),
         *([] if here else _price_of_time(plan)),
         *_section("checkpoints", [_checkpoints(plan)]),
         *([] if here else _section("disk", [_disk(plan)])),
@@ -113,6 +113,14 @@ def _memory(plan: Plan) -> list[str]:
     ]
 
 
+def _fallback_memory(plan: Plan) -> list[str]:
+    return [
+        f"{found.memory.total_gib:.1f} of {found.memory.capacity_gib:.1f} GiB on {found.type}: "
+        f"{'fits' if found.memory.fits else 'DOES NOT FIT'}"
+        for found in plan.fallbacks
+    ]
+
+
 def _step(plan: Plan) -> list[str]:
     step = plan.step
     if step.total_s is None:
@@ -147,7 +155,12 @@ def _jobs(plan: Plan) -> str:
     hours = f"at most {first.max_run_s / 3600:g} h each"
     if first.max_wait_s is not None:
         hours += f", {first.max_wait_s / 3600:g} h with waiting"
-    return f"{_count(len(plan.segments), 'job')}, {hours}"
+    slower = "".join(
+        f"; {_count(found.num_jobs, 'job')} on {found.type}"
+        for found in plan.fallbacks
+        if found.num_jobs not in (None, len(plan.segments))
+    )
+    return f"{_count(len(plan.segments), 'job')}, {hours}{slower}"
 
 
 def _failures(plan: Plan) -> list[str]:

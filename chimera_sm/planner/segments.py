@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from .types import Segment
+
+MAX_SEGMENTS = 1_000
+"""More jobs than anyone submits one after the other."""
+
+
+def steps_per_job(step_s: float, startup_s: float, max_run_s: float) -> int:
+    """Steps that one job gets through; at least 1, though the job may be too short for it."""
+    return max(1, int((max_run_s - startup_s) / step_s))
+
+
+def count(num_steps: int, step_s: float | None, startup_s: float, max_run_s: float) -> int:
+    """Jobs of a run, by the same arithmetic as `split`."""
+    return 1 if step_s is None else math.ceil(num_steps / steps_per_job(step_s, startup_s, max_run_s))
 
 
 def split(
@@ -12,10 +27,11 @@ def split(
 
     `step_s` is a step's share of the running time, with saves and interruptions in it; None makes one segment.
     A job that is stopped at its limit saves and the next goes on from there, so the cuts are a forecast, not a rule.
+    The caller keeps their number (`count`) in bounds.
     """
     max_run_s = round(max_run_hours * 3600)
     max_wait_s = None if max_wait_hours is None else round(max_wait_hours * 3600)
-    per_job = num_steps if step_s is None else max(1, int((max_run_s - startup_s) / step_s))
+    per_job = num_steps if step_s is None else steps_per_job(step_s, startup_s, max_run_s)
     return tuple(
         Segment(
             index=index,

@@ -94,6 +94,9 @@ class CostEstimate:
     """Source and date of the price, or why it is unknown."""
     usd: Distribution | None
     days: Distribution | None
+    would_finish: bool | None = None
+    """False: not even at the median rate of interruptions. None: no step time to tell by. True without `days`: only
+    the 90th percentile would not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +128,33 @@ class DiskBudget:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FallbackEstimate:
+    """What becomes of the job where it gets a fallback instead of its first choice."""
+
+    index: int
+    """In `instances.fallbacks`."""
+    type: str
+    memory: MemoryEstimate
+    disk: DiskBudget
+    step: StepEstimate
+    num_jobs: int | None
+    """Jobs of the whole run, all of them on this type; None where the run's length is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLength:
+    """What one job must get done before its limit, in seconds."""
+
+    startup_s: float
+    """Until the first step."""
+    save_s: float
+    """That training stands still for one save."""
+    step_s: float | None
+    """One step, undisturbed; None where it is not predicted."""
+    limit_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A recipe, the catalogue's facts about it, and predictions."""
 
@@ -143,6 +173,9 @@ class Plan:
     reliability: ReliabilityEstimate
     disk: DiskBudget
     catalog_version: str
+    fallbacks: tuple[FallbackEstimate, ...] = ()
+    job_length: JobLength | None = None
+    """None on this machine, where a job has no limit."""
     notes: tuple[str, ...] = ()
     """Assumptions a reader should know."""
     schema_version: int = field(default=PLAN_SCHEMA_VERSION)
