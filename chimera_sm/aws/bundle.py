@@ -100,6 +100,7 @@ def _user_files(folder: Path, max_size_mb: float) -> dict[str, bytes]:
     folder = folder.resolve()
     try:
         paths = list(ignore.walk(folder))
+        _refuse_nothing(folder, paths)
         _refuse_names(folder, paths)
         _refuse_links(folder, paths)
         _refuse_size(folder, paths, max_size_mb)
@@ -117,6 +118,18 @@ def _user_files(folder: Path, max_size_mb: float) -> dict[str, bytes]:
             fix="remove them and refer to a secret by its ARN, or name the files in .chimeraignore",
         )
     return files
+
+
+def _refuse_nothing(folder: Path, paths: list[Path]) -> None:
+    if any(path.name not in ignore.IGNORE_FILES for path in paths):
+        return
+    if any(entry.name not in (*ignore.IGNORE_FILES, ".git") for entry in folder.iterdir()):
+        raise UsageError(
+            f"code.path: every file of {folder} is ignored by a .gitignore, .chimeraignore or .git/info/exclude in it "
+            "or above it; nothing of it would travel",
+            fix="re-include files with a line such as `!*.py` in its .chimeraignore, or name another folder",
+        )
+    raise UsageError(f"code.path: {folder} holds no files", fix="name the folder with your code, or code.path=null")
 
 
 def _refuse_names(folder: Path, paths: list[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -28,6 +29,14 @@ _HINTS = re.compile(
 )
 _FILES = re.compile(r"\.env(?:\..+)?|\.netrc|\.pypirc|\.git-credentials|id_(?:rsa|dsa|ecdsa|ed25519)|kaggle\.json")
 _HARMLESS_FILES = re.compile(r"\.env\.(?:example|sample|template|dist)")
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""UTF-32's little-endian mark begins with UTF-16's, and so comes first."""
 _NAMES = re.compile(r"(?i)(?:^|_)(?:token|api_?key|secret|secret_?(?:access_)?key|password|passwd|credentials?)$")
 
 
@@ -43,10 +52,8 @@ def scan_file(path: str, content: bytes) -> list[Secret]:
     name = PurePosixPath(path).name
     if _FILES.fullmatch(name) and not _HARMLESS_FILES.fullmatch(name):
         return [Secret(path, "file that holds credentials by its name")]
-    if b"\0" in content[:8192]:
-        return []
-    text = content.decode("utf-8", "replace")
-    if not _HINTS.search(text):
+    text = _text(content)
+    if text is None or not _HINTS.search(text):
         return []
     return [
         Secret(f"{path}:{number}", kind)
@@ -54,6 +61,23 @@ def scan_file(path: str, content: bytes) -> list[Secret]:
         for kind, pattern in _PATTERNS
         if pattern.search(line)
     ]
+
+
+def _text(content: bytes) -> str | None:
+    """None for what is no text. UTF-16 and UTF-32 are known by their byte order mark, UTF-16 without one by zeros at
+    every second byte."""
+    head = content[:8192]
+    for mark, encoding in _MARKS:
+        if head.startswith(mark):
+            return content.decode(encoding, "replace")
+    if b"\0" not in head:
+        return content.decode("utf-8", "replace")
+    pairs = len(head) // 2
+    for odd, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
+        zeros = head[odd::2].count(0)
+        if zeros >= 0.7 * pairs and head[1 - odd :: 2].count(0) <= 0.1 * pairs:
+            return content.decode(encoding, "replace")
+    return None
 
 
 def scan_variable(name: str, value: str) -> str | None:
