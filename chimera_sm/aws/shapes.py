@@ -160,12 +160,12 @@ def _describe(value: Any) -> str:
 
 def _bounds(shape: Mapping[str, Any], value: Any, path: str, size: float, unit: str) -> Iterator[Violation]:
     """`size` is the value itself for numbers, its length for what has one."""
-    unit = f" {unit}" if unit else ""
+    how = f"has {size} {unit}, which is" if unit else "is"
     if size < shape.get("min", size):
-        text = f"{size}{unit} is below the minimum of {shape['min']}"
+        text = f"{how} below the minimum of {shape['min']}"
         yield Violation(path=path, rule="min", value=value, message=text)
     if size > shape.get("max", size):
-        text = f"{size}{unit} is above the maximum of {shape['max']}"
+        text = f"{how} above the maximum of {shape['max']}"
         yield Violation(path=path, rule="max", value=value, message=text)
 
 

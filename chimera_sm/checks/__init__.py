@@ -5,11 +5,21 @@ from __future__ import annotations
 from chimera_sm.planner.types import Plan
 from chimera_sm.targets.base import Artifacts, Finding
 
-from . import capacity_rules, job_rules, plan_rules
+from . import capacity_rules, job_rules, local_rules, name_rules, plan_rules, progress_rules
 from .registry import JOB_RULES, PLAN_RULES, Context, TrainingJob
 from .shape import shape_findings
 
-__all__ = ["JOB_RULES", "PLAN_RULES", "capacity_rules", "job_rules", "plan_rules", "run_checks"]
+__all__ = [
+    "JOB_RULES",
+    "PLAN_RULES",
+    "capacity_rules",
+    "job_rules",
+    "local_rules",
+    "name_rules",
+    "plan_rules",
+    "progress_rules",
+    "run_checks",
+]
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _UNREADABLE = frozenset({"offline.request_type", "offline.request_required", "offline.request_union"})

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from chimera_sm.aws.shapes import service_model
+from chimera_sm.catalog import region
 from chimera_sm.planner.types import Plan
 
 from .registry import Said, TrainingJob, job_rule
@@ -134,9 +135,17 @@ def instance_preferences(job: TrainingJob) -> Iterator[Said]:
 @job_rule("training_plan", "capacity.training_plan_arn")
 def training_plan(job: TrainingJob) -> Iterator[Said]:
     """Plans reserve certain types only (model: ReservedCapacityInstanceType), in one region."""
-    arns = [job.resources["TrainingPlanArn"]] if "TrainingPlanArn" in job.resources else []
-    arns += [arn for preference in job.preferences for arn in preference.get("TrainingPlanArns", [])]
+    everywhere = [job.resources["TrainingPlanArn"]] if "TrainingPlanArn" in job.resources else []
+    uses = [
+        (entry["InstanceType"], arn)
+        for entry in job.groups or job.preferences or [job.resources]
+        for arn in everywhere + entry.get("TrainingPlanArns", [])
+        if "InstanceType" in entry
+    ]
+    arns = list(dict.fromkeys([*everywhere, *(arn for _, arn in uses)]))
     if not arns:
+        if job.plan.recipe.capacity.kind == "reserved":
+            yield Said("capacity.kind=reserved needs the ARN of a training plan")
         return
     if job.spot:
         yield Said(
@@ -145,14 +154,22 @@ def training_plan(job: TrainingJob) -> Iterator[Said]:
             severity="warning",
         )
     reservable = service_model("sagemaker").enum("ReservedCapacityInstanceType")
-    if "InstanceType" in job.resources and job.resources["InstanceType"] not in reservable:
-        yield Said(
-            f"training plans do not reserve {job.resources['InstanceType']}",
-            f"they reserve {', '.join(reservable)}",
-            where="instances.type",
-        )
+    for number, kind in enumerate(dict.fromkeys(kind for kind, _ in uses)):
+        if kind not in reservable:
+            yield Said(
+                f"training plans do not reserve {kind}",
+                f"they reserve {', '.join(reservable)}",
+                where="instances.fallbacks" if job.preferences and number else "instances.type",
+            )
     for arn in arns:
-        yield from wrong_region(job.plan, "the training plan", arn)
+        kinds = sorted({kind for kind, used in uses if used == arn})
+        if len(kinds) > 1:
+            yield Said(
+                f"one training plan reserves one instance type, and {arn} is used for {', '.join(kinds)}",
+                "instances.fallbacks=[]",
+                where="instances.fallbacks" if job.preferences else "instances.type",
+            )
+        yield from wrong_place(job.plan, "the training plan", arn)
 
 
 @job_rule("volume", "instances.volume_gb")
@@ -190,8 +207,23 @@ def max_pending(job: TrainingJob) -> Iterator[Said]:
         yield Said(f"MaxPendingTimeInSeconds has no effect on {', '.join(others)}", "set it to null")
 
 
-def wrong_region(plan: Plan, what: str, arn: str) -> Iterator[Said]:
-    """An ARN says its region; a job uses its own region's only."""
-    parts = arn.split(":")
-    if len(parts) > 3 and parts[0] == "arn" and parts[3] not in ("", plan.recipe.env.region):
-        yield Said(f"{what} is in {parts[3]}, the job in {plan.recipe.env.region}: {arn}")
+def wrong_place(plan: Plan, what: str, arn: str, *, own_account: bool = True) -> Iterator[Said]:
+    """An ARN says its partition, region and account. A job takes what is in its own partition and region, and
+    (`own_account`) in its own account, where the recipe says which that is."""
+    parts = arn.split(":", 5)
+    if len(parts) < 6 or parts[0] != "arn":
+        return
+    env = plan.recipe.env
+    partition = region(env.region).partition
+    if parts[1] != partition:
+        yield Said(
+            f"{what} is in the partition {parts[1]}, the job's region {env.region} in {partition}: {arn}",
+            f"an ARN that begins with arn:{partition}:, or the env.region that it belongs to",
+        )
+    if parts[3] not in ("", env.region):
+        yield Said(f"{what} is in {parts[3]}, the job in {env.region}: {arn}")
+    if own_account and env.account_id is not None and parts[4] not in ("", env.account_id):
+        yield Said(
+            f"{what} is of the account {parts[4]}, and env.account_id is {env.account_id}: {arn}",
+            f"one of the account {env.account_id}, or env.account_id={parts[4]}",
+        )

@@ -10,7 +10,7 @@ from chimera_sm.aws.secrets import scan_variable
 from chimera_sm.catalog import regions
 from chimera_train.config.contract import CODE_CHANNEL, RUN_ID_VARIABLE
 
-from .capacity_rules import wrong_region
+from .capacity_rules import wrong_place
 from .registry import Said, TrainingJob, job_rule
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
@@ -168,7 +168,7 @@ def region_of_keys_and_buckets(job: TrainingJob) -> Iterator[Said]:
     """Keys and checkpoints must be in the job's region. A key's ARN says where it is, a bucket's name may."""
     keys = (job.request["OutputDataConfig"].get("KmsKeyId", ""), job.resources.get("VolumeKmsKeyId", ""))
     for arn in dict.fromkeys(keys):
-        for said in wrong_region(job.plan, "the KMS key", arn):
+        for said in wrong_place(job.plan, "the KMS key", arn, own_account=False):
             yield Said(said.message, "use a key of the job's region", where="env.kms_key_id")
     uri = job.request.get("CheckpointConfig", {}).get("S3Uri", "")
     bucket = uri.removeprefix("s3://").split("/")[0]
@@ -180,6 +180,12 @@ def region_of_keys_and_buckets(job: TrainingJob) -> Iterator[Said]:
             where="checkpoint.s3_uri",
             severity="warning",
         )
+
+
+@job_rule("role", "env.role_arn")
+def role(job: TrainingJob) -> Iterator[Said]:
+    """SageMaker passes roles of the caller's own account only (IAM guide: PassRole)."""
+    yield from wrong_place(job.plan, "the role", job.request["RoleArn"])
 
 
 @job_rule("express_key", "env.kms_key_id")

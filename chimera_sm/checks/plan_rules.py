@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chimera_sm.catalog import UnknownInstance, offered
+from chimera_sm.planner.types import DiskBudget
 from chimera_sm.recipe.schema import LOCAL
 from chimera_train.config.mesh import SUPPORTED_AXES
 
@@ -27,16 +28,45 @@ def memory_fits(context: Context) -> Iterator[Said]:
         )
 
 
+@plan_rule("fallback_memory_fits", "instances.fallbacks")
+def fallback_memory_fits(context: Context) -> Iterator[Said]:
+    """A job that gets a fallback keeps its layout and batches."""
+    for found in context.plan.fallbacks:
+        memory = found.memory
+        if memory.fits is False:
+            yield Said(
+                f"rank {memory.rank} needs {memory.total_gib:.1f} GiB of the {memory.capacity_gib:.1f} GiB that an "
+                f"accelerator of {found.type} has",
+                "name a type with as much memory as the first choice, or take this one out",
+                where=f"instances.fallbacks[{found.index}].type",
+            )
+
+
+@plan_rule("fallback_disk_fits", "instances.fallbacks")
+def fallback_disk_fits(context: Context) -> Iterator[Said]:
+    for found in context.plan.fallbacks:
+        disk = found.disk
+        if disk.fits is False:
+            yield Said(
+                f"a host of {found.type} has {disk.available_gb:.0f} GB and needs: {_disk_needs(disk)}",
+                "use checkpoint=fsx and data=fsx, a larger instances.volume_gb, or a type with larger NVMe disks",
+                where=f"instances.fallbacks[{found.index}].type",
+            )
+
+
 @plan_rule("disk_fits", "checkpoint.keep_last")
 def disk_fits(context: Context) -> Iterator[Said]:
     disk = context.plan.disk
     if disk.fits is False:
-        data = "unknown" if disk.data_gb is None else f"{disk.data_gb:.0f}"
         yield Said(
-            f"a host has {disk.available_gb:.0f} GB and needs: checkpoints {disk.checkpoints_on_disk_gb:.0f}, "
-            f"data {data}, model {disk.model_gb:.0f}",
+            f"a host has {disk.available_gb:.0f} GB and needs: {_disk_needs(disk)}",
             "use checkpoint=fsx and data=fsx, a larger instances.volume_gb, or a type with larger NVMe disks",
         )
+
+
+def _disk_needs(disk: DiskBudget) -> str:
+    data = "unknown" if disk.data_gb is None else f"{disk.data_gb:.0f}"
+    return f"checkpoints {disk.checkpoints_on_disk_gb:.0f}, data {data}, model {disk.model_gb:.0f}"
 
 
 @plan_rule("slow_restore", "checkpoint.storage", severity="warning")
@@ -53,7 +83,7 @@ def slow_restore(context: Context) -> Iterator[Said]:
 @plan_rule("instance_offered", "instances.type", severity="warning")
 def instance_offered(context: Context) -> Iterator[Said]:
     region = context.plan.recipe.env.region
-    for choice in context.plan.instances:
+    for number, choice in enumerate(context.plan.instances):
         if choice.type == LOCAL:
             continue
         try:
@@ -64,6 +94,7 @@ def instance_offered(context: Context) -> Iterator[Said]:
             yield Said(
                 f"{choice.type} is not offered in {region}, as far as the catalogue knows",
                 "choose another env.region or instances",
+                where=f"instances.fallbacks[{number - 1}].type" if number else "",
             )
 
 

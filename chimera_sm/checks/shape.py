@@ -73,10 +73,13 @@ def recipe_key(path: str) -> str:
 
 
 def _message(violation: Violation) -> str:
+    """Says the path, unless no recipe key stands in front of it: then the path does, and is enough."""
+    at = "" if recipe_key(violation.path) == violation.path else violation.path
     if violation.rule == "required":
-        return f"{violation.path} is required by CreateTrainingJob"
-    # Values of variables and hyperparameters may be anything: they are not repeated.
+        return f"{at} is required by CreateTrainingJob".strip()
+    # Values of variables and hyperparameters may be anything: they are not repeated. Whole structures say nothing.
     hidden = violation.path.startswith(("Environment.", "HyperParameters.")) and not violation.path.endswith("(key)")
-    text = repr(violation.value)
-    shown = "" if hidden or violation.rule in ("type", "union") else f" {text if len(text) <= 80 else text[:77] + '…'}"
-    return f"{violation.path or 'the request'}:{shown} {violation.message}"
+    text = "" if hidden or isinstance(violation.value, dict | list) else repr(violation.value)
+    shown = "" if violation.rule in ("type", "union") else text if len(text) <= 80 else f"{text[:77]}…"
+    words = " ".join(word for word in (shown, violation.message) if word)
+    return f"{at}: {words}" if at else words

@@ -41,7 +41,7 @@ def put(path: str, value: Any) -> Plant:
         at: Any = request
         for step in steps:
             at = at[int(step)] if isinstance(at, list) else at.setdefault(step, {})
-        at[int(last) if isinstance(at, list) else last] = value
+        at[int(last) if isinstance(at, list) else last] = copy.deepcopy(value)
 
     return plant
 
@@ -239,7 +239,7 @@ def test_a_tag_of_the_launchers_own() -> None:
 
 def test_a_value_of_a_variable_is_not_repeated() -> None:
     (finding,) = found(S3, put("Environment.LONG", "x" * 600))
-    assert "600 characters is above the maximum of 512" in finding.message
+    assert "600 characters, which is above the maximum of 512" in finding.message
     assert "xxx" not in finding.message
 
 
