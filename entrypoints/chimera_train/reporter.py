@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,33 @@ from .config.contract import ATTEMPT_VARIABLE
 from .config.flops import flops_per_token
 from .distributed import Worker
 from .metrics import format_line
+
+
+class MetricFile:
+    """JSON lines, appended. A line that cannot be written (a full disk) is told once on stderr and is lost, and training
+    goes on: the same values are on stdout, and a run is worth more than its curve."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._told = False
+
+    def append(self, record: Mapping[str, object]) -> None:
+        line = json.dumps(record).encode() + b"\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Opened anew for each line, so that a disk with room again, or mounted again, is used again.
+            with self.path.open("a+b", buffering=0) as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":  # cut off by a kill or a full disk: this row is not to go down with it
+                        line = b"\n" + line
+                while line:
+                    line = line[file.write(line) :]
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                message = f"warning: {self.path} cannot be written ({error.strerror}): training goes on, rows are lost"
+                print(message, file=sys.stderr, flush=True)
 
 
 class Reporter:
@@ -27,9 +56,7 @@ class Reporter:
         flops = flops_per_token(recipe_file.recipe.model, plan.sequence_length)
         peak = recipe_file.peak_tflops
         self.mfu_per_token_rate = flops / (worker.world_size * peak * 1e12) if peak else None
-        if worker.leads_host:
-            root.metrics.mkdir(parents=True, exist_ok=True)
-            self.file = (root.metrics / f"host-{worker.host}.jsonl").open("a", buffering=1)
+        self.file = MetricFile(root.metrics / f"host-{worker.host}.jsonl")
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -60,7 +87,7 @@ class Reporter:
             }
             print(format_line(step, values), flush=True)
             record = {"step": step, **values, "time": time.time(), "attempt": self.attempt}
-            self.file.write(json.dumps(record) + "\n")
+            self.file.append(record)
         self.restart_clock()
 
     def say(self, text: str) -> None:
