@@ -13,6 +13,7 @@ import signal
 from .config.contract import ATTEMPT_VARIABLE
 
 FAULT_VARIABLE = "CHIMERA_FAULT"
+POINTS = ("step", "checkpoint_write")
 
 
 def at(point: str, *, step: int, rank: int) -> None:
@@ -20,8 +21,9 @@ def at(point: str, *, step: int, rank: int) -> None:
     text = os.environ.get(FAULT_VARIABLE)
     if not text or os.environ.get(ATTEMPT_VARIABLE, "1") != "1":
         return
-    action, planted, *numbers = text.split(":")
-    if action != "kill" or not 1 <= len(numbers) <= 2 or not all(n.isdigit() for n in numbers):
-        raise ValueError(f"{FAULT_VARIABLE}={text!r} is not kill:<point>:<step>[:<rank>]")
+    action, _, rest = text.partition(":")
+    planted, *numbers = rest.split(":")
+    if action != "kill" or planted not in POINTS or len(numbers) not in (1, 2) or not all(map(str.isdecimal, numbers)):
+        raise ValueError(f"{FAULT_VARIABLE}={text!r} is not kill:<point>:<step>[:<rank>], point {' or '.join(POINTS)}")
     if planted == point and int(numbers[0]) == step and (len(numbers) == 1 or int(numbers[1]) == rank):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -170,6 +171,19 @@ def test_a_first_save_that_was_never_committed_starts_at_zero_loudly(tmp_path, c
     assert "STARTING AT STEP 0" in capsys.readouterr().out
 
 
+def test_manifests_that_are_all_gone_are_a_past_that_cannot_be_read(tmp_path, capsys):
+    saved_run(tmp_path, steps=3, storage="per_host")
+    for manifest in (tmp_path / "checkpoints").glob("step-*/manifest.json"):
+        manifest.unlink()
+    with pytest.raises(HistoryUnreadable, match=r"step-3: no manifest\.json(.|\n)*step-2: no manifest\.json"):
+        load(tmp_path, storage="per_host")
+    # Two attempts at the first save, neither committed, are of one step.
+    shutil.rmtree(tmp_path / "checkpoints" / "step-2")
+    shutil.copytree(tmp_path / "checkpoints" / "step-3", tmp_path / "checkpoints" / "step-3.1")
+    assert load(tmp_path, storage="per_host") is None
+    assert "STARTING AT STEP 0" in capsys.readouterr().out
+
+
 def test_a_witness_tells_an_unmounted_store_from_a_new_run(tmp_path):
     saved_run(tmp_path)
     witnesses = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
@@ -259,6 +273,13 @@ def test_a_fault_fires_at_its_step_on_its_rank_on_the_first_attempt_only():
     assert outcome("kill:step:5") == outcome("kill:step:4:0") == outcome("kill:checkpoint_write:4") == 0
     assert outcome("kill:step:4", "2") == 0
     assert outcome("kill:step:x") == 1
+
+
+@pytest.mark.parametrize("fault", ["bogus", "kill", "kill:step", "kill:bogus:4", "kill:step:²", "kill:step:1:2:3", ":"])
+def test_a_fault_of_another_form_is_refused(fault, monkeypatch):
+    monkeypatch.setenv(faults.FAULT_VARIABLE, fault)
+    with pytest.raises(ValueError, match=rf"CHIMERA_FAULT={re.escape(repr(fault))} is not kill:<point>:<step>"):
+        faults.at("step", step=1, rank=0)
 
 
 def test_the_manifest_says_what_was_saved(tmp_path):

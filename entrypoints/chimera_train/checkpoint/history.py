@@ -78,7 +78,10 @@ class History:
                 return found
             self.complete.remove(name)
             self._torn[name] = Torn(name, self.store.root / name, "; ".join(problems[:3]), True)
-        if self._witnessed or any(t.committed for t in self._torn.values()):
+        # A first save that was cut off leaves folders of one step. Of more steps, the manifests must have been lost:
+        # a run gets past a save only by committing it, and pruning needs a newer one that is complete.
+        steps = {position(name)[0] for name in self._torn}
+        if self._witnessed or len(steps) > 1 or any(t.committed for t in self._torn.values()):
             raise HistoryUnreadable(self._refusal())
         for torn in self._newest_torn():
             self._ranks.say(f"{torn.name} in {self.store.root} is no checkpoint: {torn.reason}")
