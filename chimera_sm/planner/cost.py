@@ -10,6 +10,7 @@ from chimera_sm.catalog import Instance, Price
 
 from .coefficients import coefficient
 from .reliability import Interruptions, failure_rate_per_h, reclaim_rate_per_h, wall_clock_factor
+from .segments import count
 from .types import CostEstimate, Distribution
 
 Kind = Literal["on_demand", "spot", "reserved"]
@@ -46,10 +47,14 @@ class RunShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """Hours on the machines, and hours until the end."""
+    """Hours of the whole run."""
 
+    training_h: float
+    """With saves, and what interruptions cost; without the start-up of each job."""
     billed_h: float
+    """On the machines: training and start-ups."""
     elapsed_h: float
+    """Until the end: waits for capacity too."""
 
 
 def interruptions(run: RunShape, kind: Kind, percentile: str = "") -> Interruptions:
@@ -73,12 +78,12 @@ def duration(run: RunShape, kind: Kind, percentile: str = "") -> Duration | None
     startup_s = coefficient("startup_s")
     if factor > MAX_INFLATION or run.max_run_s <= startup_s:
         return None
-    billed_s = run.num_steps * step_s * factor
-    starts = math.ceil(billed_s / (run.max_run_s - startup_s))
-    billed_s += starts * startup_s
+    training_s = run.num_steps * step_s * factor
+    starts = count(run.num_steps, training_s / run.num_steps, startup_s, run.max_run_s)
+    billed_s = training_s + starts * startup_s
     waits = (rates.reclaims_per_h or 0.0) * billed_s / 3600 + (starts if kind == "spot" else 0)
     waited_s = waits * coefficient("spot_wait_s", percentile)
-    return Duration(billed_h=billed_s / 3600, elapsed_h=(billed_s + waited_s) / 3600)
+    return Duration(training_h=training_s / 3600, billed_h=billed_s / 3600, elapsed_h=(billed_s + waited_s) / 3600)
 
 
 def estimate_cost(run: RunShape, kind: Kind, chosen: bool, price: Price, no_step_reason: str) -> CostEstimate:

@@ -299,7 +299,7 @@ def _stall_s(recipe: Recipe, parameters: int) -> float:
 
 
 def _share_s(recipe: Recipe, span: cost.Duration | None) -> float | None:
-    return span.billed_h * 3600 / recipe.train.num_steps if span else None
+    return span.training_h * 3600 / recipe.train.num_steps if span else None
 
 
 def _segments(recipe: Recipe, step_s: float | None) -> tuple[Segment, ...]:

@@ -57,6 +57,14 @@ def test_the_count_of_jobs_is_the_length_of_the_split(num_steps: int) -> None:
     assert count(num_steps, 10.0, 600.0, 3600) == len(segments)
 
 
+@pytest.mark.parametrize("hours", [0.2, 0.5, 2.0])
+def test_the_start_up_of_a_job_is_counted_once(hours: float) -> None:
+    made = planned("recipe=8b", "train.num_steps=100", f"capacity.max_run_hours={hours}")
+    assert made.job_length is not None
+    training_s = made.costs[0].days.p50 * 86_400 - len(made.segments) * made.job_length.startup_s
+    assert 1.0 < training_s / (100 * made.step.total_s) < 1.1
+
+
 @pytest.mark.parametrize("hours", [0.001, 0.01, 0.1, 1 / 6])
 def test_a_job_that_ends_before_its_first_step_promises_nothing(hours: float) -> None:
     made = planned("recipe=8b", f"capacity.max_run_hours={hours}")
