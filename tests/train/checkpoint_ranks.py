@@ -1,66 +1,11 @@
-"""Several gloo processes for the checkpoint tests, and a small model of odd sizes for them."""
+"""A small model of odd sizes, its recipe and its checkpointer, for the checkpoint tests."""
 
 import hashlib
-import multiprocessing
-import os
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Ranks are forked from a server that has imported torch already: importing it in each costs most of a test.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo"])
-
 WIDTH = 7
 """Odd: no world size but 1 and 7 divides a parameter evenly."""
-
-
-def run_ranks(
-    world_size: int, function: Callable[..., Any], *arguments: Any, environment: dict[str, str] | None = None
-):
-    """`function(rank, *arguments)` on `world_size` ranks with a gloo group; what each returned, in rank order.
-
-    An exception on a rank comes back as (exception type's name, text); a killed process as its negative signal.
-    """
-    results = _CONTEXT.SimpleQueue()
-    store = Path(arguments[0]) / f"rendezvous-{os.urandom(4).hex()}"
-    processes = [
-        _CONTEXT.Process(
-            target=_rank, args=(rank, world_size, str(store), environment or {}, results, function, arguments)
-        )
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    collected: dict[int, Any] = {}
-    for rank, process in enumerate(processes):
-        process.join(timeout=120)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        collected[rank] = process.exitcode
-    while not results.empty():
-        rank, value = results.get()
-        collected[rank] = value
-    return [collected[rank] for rank in range(world_size)]
-
-
-def _rank(rank, world_size, store, environment, results, function, arguments):
-    os.environ.update(environment)
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    try:
-        results.put((rank, function(rank, *arguments)))
-    except Exception as error:
-        traceback.print_exc()
-        results.put((rank, (type(error).__name__, str(error))))
-        os._exit(0)  # a peer may be dead: destroying the group would wait for it
-    dist.destroy_process_group()
 
 
 def recipe_file(**model: Any):

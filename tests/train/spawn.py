@@ -12,65 +12,133 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 ENTRYPOINTS = Path(__file__).parents[2] / "entrypoints"
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ranks are forked from a server that has imported torch already: importing it in each costs most of a test. Its
+# environment is the one in which the first rank was started.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch._dynamo"])
 
-def run_distributed(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 180.0) -> list[Any]:
-    """`fn(*args)` on `world_size` gloo processes; returns what each rank returned.
 
-    `fn` is a module-level function; torch's process group is there when it is called. Raises AssertionError with
-    the traceback of every rank that failed, or the ranks that did not end in time; no process is left behind.
+def run_ranks(
+    world_size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 120.0,
+) -> list[Any]:
+    """`function(rank, *arguments)` on `world_size` gloo ranks; what each returned, in rank order.
+
+    `function` is a module-level one. An exception on a rank comes back as (its type's name, its text), a killed process
+    as its negative signal. No process is left behind.
     """
-    context = multiprocessing.get_context("spawn")
+    return [
+        outcome.exit_code if outcome.done is None else outcome.done.value
+        for outcome in _run(world_size, function, arguments, environment or {}, timeout_s)
+    ]
+
+
+def run_distributed(function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 180.0) -> Any:
+    """`function(*arguments)` on `world_size` gloo ranks; a list of what each returned.
+
+    Raises AssertionError with the traceback of every rank that failed, or the ranks that did not end in time.
+    """
+    outcomes = _run(world_size, _without_rank, (function, *arguments), {}, timeout_s)
+    problems = []
+    for rank, outcome in enumerate(outcomes):
+        if outcome.done is None:
+            problems.append(f"rank {rank}: exit code {outcome.exit_code}, or still running when the time was up")
+        elif outcome.done.trace:
+            problems.append(f"rank {rank}:\n{outcome.done.trace}")
+    assert not problems, "\n".join(problems)
+    return [outcome.done.value for outcome in outcomes if outcome.done is not None]
+
+
+def _without_rank(rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+@dataclass(frozen=True)
+class _Done:
+    value: Any
+    trace: str
+    """Of the exception; empty where the function returned."""
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    done: _Done | None
+    """None: the process ended before it could say anything."""
+    exit_code: int | None
+
+
+def _run(
+    world_size: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    environment: Mapping[str, str],
+    timeout_s: float,
+) -> list[_Outcome]:
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            context.Process(target=_rank_main, args=(fn, rank, world_size, folder, args), daemon=True)
+            _CONTEXT.Process(
+                target=_rank_main, args=(function, rank, world_size, folder, arguments, environment), daemon=True
+            )
             for rank in range(world_size)
         ]
         for process in processes:
             process.start()
         deadline = time.monotonic() + timeout_s
-        # One that fails leaves its peers waiting for it, so the others get a few seconds more, not all the time.
+        # One that fails may leave its peers waiting for it, so the others get some seconds more, not all the time.
         while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
             if any(p.exitcode for p in processes):
-                deadline = min(deadline, time.monotonic() + 5)
-            time.sleep(0.02)
-        problems = []
+                deadline = min(deadline, time.monotonic() + 15)
+                break
+            time.sleep(0.01)
+        outcomes = []
         for rank, process in enumerate(processes):
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
-                problems.append(f"rank {rank}: still running when the time was up")
-            process.join()
-            error = Path(folder, f"error-{rank}")
-            if error.exists():
-                problems.append(f"rank {rank}:\n{error.read_text()}")
-            elif process.exitcode not in (0, -9):
-                problems.append(f"rank {rank}: exit code {process.exitcode}")
-        assert not problems, "\n".join(problems)
-        return [pickle.loads(Path(folder, f"result-{rank}").read_bytes()) for rank in range(world_size)]
+                process.join()
+            file = Path(folder, f"done-{rank}")
+            outcomes.append(_Outcome(pickle.loads(file.read_bytes()) if file.exists() else None, process.exitcode))
+        return outcomes
 
 
-def _rank_main(fn: Callable[..., Any], rank: int, world_size: int, folder: str, args: tuple[Any, ...]) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), OMP_NUM_THREADS="1")
-    os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
+def _rank_main(
+    function: Callable[..., Any],
+    rank: int,
+    world_size: int,
+    folder: str,
+    arguments: tuple[Any, ...],
+    environment: Mapping[str, str],
+) -> None:
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
+    )
+    os.environ.update(environment)
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    file = Path(folder, f"done-{rank}")
     try:
         store = dist.FileStore(f"{folder}/store", world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
-        result = fn(*args)
-        Path(folder, f"result-{rank}").write_bytes(pickle.dumps(result))
-        dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:
-        Path(folder, f"error-{rank}").write_text(traceback.format_exc())
-        os._exit(1)
+        done = pickle.dumps(_Done(function(rank, *arguments), ""))
+    except BaseException as error:
+        file.write_bytes(pickle.dumps(_Done((type(error).__name__, str(error)), traceback.format_exc())))
+        os._exit(1)  # a peer may be dead: destroying the group would wait for it
+    file.write_bytes(done)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def free_port() -> int:

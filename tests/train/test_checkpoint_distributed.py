@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from checkpoint_ranks import Odd, make_checkpointer, run_ranks
+from checkpoint_ranks import Odd, make_checkpointer
+from spawn import run_ranks
 
 from chimera_train.checkpoint import CheckpointStore
 
