@@ -19,8 +19,8 @@ from .metrics import format_line
 
 
 class MetricFile:
-    """JSON lines, appended. A line that cannot be written (a full disk) is told once on stderr and is lost, and training
-    goes on: the same values are on stdout, and a run is worth more than its curve."""
+    """JSON lines, appended. A line that cannot be written (a full disk) is told once on stderr and is lost, and
+    training goes on: the same values are on stdout, and a run is worth more than its curve."""
 
     def __init__(self, path: Path):
         self.path = path
