@@ -23,10 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from .checkpoint import CheckpointError
+from .checkpoint import CheckpointError, CheckpointStore
 from .checkpoint.checkpointer import store_of
+from .checkpoint.manifest import MANIFEST
 from .checkpoint.ranks import Ranks, RanksFailed
 from .checkpoint.state import plain_name
+from .command import EXIT_USAGE, Parser
 from .config import ConfigError, MlRoot, ModelConfig, RecipeFile, decode
 from .config.contract import EXIT_FAILED, EXIT_FINISHED, RUN_ID_VARIABLE
 from .data.errors import DataError
@@ -47,6 +49,10 @@ class ExportError(RuntimeError):
     """The export was refused or failed; the message says why, and what it had written is removed."""
 
     exit_code = EXIT_FAILED
+
+
+class WrongArgument(ExportError):
+    """Nothing failed: another folder, file or step is needed."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class TokenizerFile:
     def check_against(self, model: ModelConfig) -> None:
         """Raises ExportError where the model cannot have been trained with this tokenizer."""
         if self.vocab_size > model.vocab_size:
-            raise ExportError(
+            raise WrongArgument(
                 f"{self.path} has ids up to {self.vocab_size - 1}, and the model a vocabulary of {model.vocab_size}: "
                 "it is not the tokenizer that the model was trained with"
             )
@@ -158,6 +164,17 @@ def _plan(sizes: Mapping[str, int], dtype: str, max_file_bytes: int) -> dict[str
     return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, 1)}
 
 
+def _replaceable(out: Path, *, replace: bool) -> list[Path]:
+    """What stands in `out` and may go: nothing, or with `replace` the files of an earlier export. Raises WrongArgument
+    where anything else is there."""
+    if not out.exists():
+        return []
+    there = list(out.iterdir()) if out.is_dir() else [out]
+    if there and not (replace and all(_EXPORTED.fullmatch(path.name) for path in there)):
+        raise WrongArgument(f"{out} is not an empty folder; nothing is overwritten: name a new one")
+    return there
+
+
 class _Folder:
     """An exported model while it is written."""
 
@@ -174,12 +191,8 @@ class _Folder:
         """Check that `out` may be written to; `replace` first removes the files of an earlier export from it."""
         if self._tokenizer is not None:
             self._tokenizer.check_against(self._config)
-        if self._out.exists():
-            there = list(self._out.iterdir()) if self._out.is_dir() else [self._out]
-            if there and not (replace and all(_EXPORTED.fullmatch(path.name) for path in there)):
-                raise ExportError(f"{self._out} is not an empty folder; nothing is overwritten: name a new one")
-            for path in there:
-                path.unlink()
+        for path in _replaceable(self._out, replace=replace):
+            path.unlink()
         self._out.mkdir(parents=True, exist_ok=True)
 
     def write_weights(self, file: str, whole: Mapping[str, Tensor]) -> None:
@@ -234,13 +247,17 @@ class _Folder:
 
 
 def read_recipe_file(path: Path) -> RecipeFile:
-    """`recipe.json`; raises ConfigError."""
+    """`recipe.json`; raises WrongArgument, or ConfigError for a recipe that is not valid."""
     try:
         return decode(RecipeFile, json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise WrongArgument(
+            f"{path}: no such file; it is to be the recipe.json that the run was started with"
+        ) from None
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise CheckpointError(f"{path} cannot be read as a recipe: {error}") from None
+        raise WrongArgument(f"{path} cannot be read as a recipe: {error}") from None
 
 
 def checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
@@ -255,17 +272,45 @@ def checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def weights_of(options: argparse.Namespace, recipe: RecipeFile | None) -> CheckpointWeights:
-    """The checkpoint that `checkpoint_arguments` name."""
+    """The checkpoint that `checkpoint_arguments` name. Raises WrongArgument where there is none, CheckpointError where
+    it cannot be read."""
     folder = options.checkpoints
     if folder is None:
         assert recipe is not None
         run_id = os.environ.get(RUN_ID_VARIABLE) or recipe.recipe.name
         folder = store_of(recipe.recipe.checkpoint, MlRoot(options.run_root), run_id).root
+    if (folder / MANIFEST).exists():
+        if options.step is not None:
+            raise WrongArgument(f"--step {options.step} would be ignored: {folder} is one checkpoint already")
+        return CheckpointWeights(folder, recipe=recipe)
+    store = CheckpointStore(folder, shared=True)
+    if not store.names():
+        why = "is no folder" if not folder.is_dir() else "holds no checkpoint"
+        raise WrongArgument(f"{folder} {why}: the run has not saved one yet, or it is elsewhere")
+    steps = sorted({complete.manifest.step for complete in store.list().complete})
+    if options.step is not None and steps and options.step not in steps:
+        known = ", ".join(map(str, steps))
+        raise WrongArgument(
+            f"--step {options.step}: no complete checkpoint of that step in {folder}; there are: {known}"
+        )
     return CheckpointWeights(folder, "newest" if options.step is None else options.step, recipe)
 
 
+def existing_tokenizer(path: Path) -> TokenizerFile:
+    """The tokenizer that an option names. Raises WrongArgument where it is not there, DataError where it is broken."""
+    if not path.is_file():
+        raise WrongArgument(f"{path}: no such file; it is to be the tokenizer.json of the data set")
+    return TokenizerFile.open(path)
+
+
+def say(error: Exception) -> int:
+    """One error on stderr; the exit code for it."""
+    print(f"error: {error}", file=sys.stderr)
+    return EXIT_USAGE if isinstance(error, WrongArgument | ConfigError) else EXIT_FAILED
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="chimera_train.export", description=(__doc__ or "").split("\n")[0])
+    parser = Parser(prog="chimera_train.export", description=(__doc__ or "").split("\n")[0])
     checkpoint_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new or empty folder")
     parser.add_argument("--dtype", choices=DTYPES, help="default: what the recipe computes in, else float32 as stored")
@@ -275,14 +320,19 @@ def main(arguments: list[str] | None = None) -> int:
     if options.run_root is not None and options.recipe is None:
         parser.error("--run-root needs --recipe, which says where in it the checkpoints are")
     try:
+        _replaceable(options.out, replace=False)  # before every byte of a checkpoint is read
         recipe = read_recipe_file(options.recipe) if options.recipe is not None else None
-        tokenizer = TokenizerFile.open(options.tokenizer) if options.tokenizer is not None else None
+        tokenizer = existing_tokenizer(options.tokenizer) if options.tokenizer is not None else None
         weights = weights_of(options, recipe)
         dtype = options.dtype or (recipe.recipe.precision.param_dtype if recipe is not None else "float32")
         export(weights, options.out, dtype=dtype, tokenizer=tokenizer)
     except (CheckpointError, ConfigError, DataError, ExportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return say(error)
+    if tokenizer is None:
+        print(
+            f"warning: {options.out} has no tokenizer: give --tokenizer, or copy the data set's tokenizer.json into it",
+            file=sys.stderr,
+        )
     print(f"exported {weights.origin} to {options.out} in {dtype}")
     return EXIT_FINISHED
 

@@ -17,12 +17,25 @@ import torch
 from torch import Tensor
 
 from .checkpoint import CheckpointError
+from .command import Parser, integer, not_negative, unicode_text
 from .config import ConfigError
-from .config.contract import EXIT_FAILED, EXIT_FINISHED
+from .config.contract import EXIT_FINISHED
 from .data.errors import DataError
-from .export import ExportError, TokenizerFile, checkpoint_arguments, read_recipe_file, weights_of
+from .export import (
+    ExportError,
+    TokenizerFile,
+    WrongArgument,
+    checkpoint_arguments,
+    existing_tokenizer,
+    read_recipe_file,
+    say,
+    weights_of,
+)
 from .model import Decoder
 from .weights import ExportedWeights, Weights, load_model
+
+MAX_SEED = 2**64 - 1
+"""The largest that torch.Generator.manual_seed takes."""
 
 
 def sample(
@@ -56,22 +69,26 @@ def sample(
 
 
 def _draw(logits_V: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    if not logits_V.isfinite().all():
+        raise ExportError("the model computes no finite numbers: its training diverged, or its weights are damaged")
     if temperature == 0:
         return int(logits_V.argmax())
     if 0 < top_k < len(logits_V):
         logits_V = logits_V.masked_fill(logits_V < logits_V.topk(top_k).values[-1], float("-inf"))
-    return int(torch.multinomial((logits_V / temperature).softmax(-1), 1, generator=generator))
+    # The largest is 0, in float64, so that no temperature above 0 makes infinity of it.
+    below_V = (logits_V - logits_V.max()).double()
+    return int(torch.multinomial((below_V / temperature).softmax(-1), 1, generator=generator))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="chimera_train.generate", description=(__doc__ or "").split("\n")[0])
+    parser = Parser(prog="chimera_train.generate", description=(__doc__ or "").split("\n")[0])
     checkpoint_arguments(parser)
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="or a model in Hugging Face format")
-    parser.add_argument("--prompt", default="", help="text to go on from; empty: the start of a document")
-    parser.add_argument("--max-new-tokens", type=int, default=120)
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest token")
-    parser.add_argument("--top-k", type=int, default=50, help="sample from the K likeliest tokens; 0: from all")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompt", type=unicode_text, default="", help="text to go on from; empty: a new document")
+    parser.add_argument("--max-new-tokens", type=integer(1), default=120)
+    parser.add_argument("--temperature", type=not_negative, default=0.8, help="0 always takes the likeliest token")
+    parser.add_argument("--top-k", type=integer(0), default=50, help="sample from the K likeliest tokens; 0: from all")
+    parser.add_argument("--seed", type=integer(0, MAX_SEED), default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the text")
     options = parser.parse_args(arguments)
     if sum(x is not None for x in (options.checkpoints, options.run_root, options.export)) != 1:
@@ -80,30 +97,33 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--run-root needs --recipe, which says where in it the checkpoints are")
     if options.export is None and options.tokenizer is None:
         parser.error("a checkpoint holds no tokenizer: give --tokenizer, the tokenizer.json of the data set")
-    if options.temperature < 0 or options.top_k < 0 or options.max_new_tokens < 1:
-        parser.error("--temperature and --top-k may not be negative, --max-new-tokens is at least 1")
+    if options.export is not None and (options.step is not None or options.recipe is not None):
+        parser.error("--step and --recipe would be ignored: --export names a whole model")
+    if options.export is not None and not options.export.is_dir():
+        parser.error(f"--export {options.export}: no such folder")
     try:
         if options.export is not None:
             weights: Weights = ExportedWeights(options.export)
         else:
             recipe = read_recipe_file(options.recipe) if options.recipe is not None else None
             weights = weights_of(options, recipe)
-        tokenizer = TokenizerFile.open(options.tokenizer or options.export / "tokenizer.json")
+        tokenizer = existing_tokenizer(options.tokenizer or options.export / "tokenizer.json")
         tokenizer.check_against(weights.model)
         _run(options, weights, tokenizer)
     except (CheckpointError, ConfigError, DataError, ExportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return say(error)
     return EXIT_FINISHED
 
 
 def _run(options: argparse.Namespace, weights: Weights, tokenizer: TokenizerFile) -> None:
     from tokenizers import Tokenizer
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_model(weights, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
     codec = Tokenizer.from_file(str(tokenizer.path))
     prompt = codec.encode(options.prompt, add_special_tokens=False).ids or [tokenizer.eod_id]
+    if len(prompt) > (context := weights.model.max_position_embeddings):
+        raise WrongArgument(f"the prompt has {len(prompt)} tokens, and the model a context of {context}: shorten it")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(weights, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
     started = time.perf_counter()
     tokens: list[int] = []
     shown = ""

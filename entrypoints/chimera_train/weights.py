@@ -85,7 +85,7 @@ class ExportedWeights:
         self.origin = str(folder)
         try:
             self.model = _model_config(json.loads((folder / "config.json").read_text()))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{folder} has no config.json of a Llama or Mixtral: {error!r}") from None
         self._tensors: dict[str, Any] = {}  # name → the open file that has it
         for path in sorted(folder.glob("*.safetensors")):

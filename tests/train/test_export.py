@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_ranks import make_checkpointer, recipe_file, run_ranks
+from checkpoint_ranks import make_checkpointer, recipe_file
+from spawn import run_ranks
 
 from chimera_train import export as export_module
 from chimera_train import generate
@@ -198,6 +199,7 @@ def test_a_sharded_live_model_gives_the_same_files(tmp_path, kind):
 
 @pytest.mark.train
 def test_a_refused_export_is_an_error_on_every_rank(tmp_path):
+    (tmp_path / "precious").touch()
     for message in run_ranks(2, refused_sharded, tmp_path):
         assert "nothing is overwritten" in message
 
@@ -255,10 +257,12 @@ def test_the_commands(tmp_path, tokenizer, capfd):
     common = ["--checkpoints", checkpoints, "--recipe", str(recipe), "--tokenizer", str(tokenizer.path)]
     assert export_module.main([*common, "--out", out]) == 0
     assert f"exported {checkpoints}/step-1 (step 1) to {out} in float32" in capfd.readouterr().out
-    assert export_module.main([*common, "--out", out]) == 1
+    assert export_module.main([*common, "--out", out]) == 2
     assert "error: " + out in capfd.readouterr().err
-    assert export_module.main([*common, "--step", "9", "--out", out + "2"]) == 1
-    assert "no complete checkpoint of step 9" in capfd.readouterr().err
+    assert export_module.main([*common, "--step", "9", "--out", out + "2"]) == 2
+    assert f"--step 9: no complete checkpoint of that step in {checkpoints}; there are: 1" in capfd.readouterr().err
+    assert export_module.main(["--checkpoints", checkpoints, "--out", out + "3"]) == 0
+    assert f"warning: {out}3 has no tokenizer" in capfd.readouterr().err
 
     sampling = ["--prompt", "def ", "--max-new-tokens", "12", "--seed", "4"]
     assert generate.main([*common, *sampling, "--json"]) == 0
@@ -270,6 +274,103 @@ def test_the_commands(tmp_path, tokenizer, capfd):
     with pytest.raises(SystemExit, match="2"):
         generate.main(["--checkpoints", checkpoints])
     assert "holds no tokenizer" in capfd.readouterr().err
+
+
+def code_and_error(capfd, main, *arguments) -> tuple[int, str]:
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        code = stop.code
+    return code, capfd.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, tokenizer):
+    """The arguments that name a good checkpoint with its recipe and tokenizer."""
+    root = tmp_path_factory.mktemp("saved")
+    save_checkpoint(root, "dense")
+    (root / "recipe.json").write_text(json.dumps(encode(recipe_file(**MODELS["dense"] | {"name": "dense"}))))
+    folder = store_folder(root)
+    return ["--checkpoints", folder, "--recipe", root / "recipe.json", "--tokenizer", tokenizer.path]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--temperature", "nan"], "--temperature: nan is out of range"),
+        (["--temperature", "inf"], "--temperature: inf is out of range"),
+        (["--temperature=-0.5"], "--temperature: -0.5 is out of range"),
+        (["--temperature", "warm"], "--temperature: 'warm' is no number"),
+        (["--top-k=-1"], "--top-k: -1 is out of range: at least 0"),
+        (["--seed", "9" * 23], "is out of range: from 0 to"),
+        (["--seed=-1"], "--seed: -1 is out of range"),
+        (["--max-new-tokens", "0"], "--max-new-tokens: 0 is out of range: at least 1"),
+        (["--max-new-tokens", "1.5"], "'1.5' is no integer"),
+        (["--prompt", "def " * 100], "tokens, and the model a context of 64: shorten it"),
+        (["--prompt", "\udcff"], "--prompt: is no UTF-8 text"),
+        (["--step", "99"], "--step 99: no complete checkpoint of that step"),
+        (["--tokenizer", "gone.json"], "gone.json: no such file"),
+        (["--recipe", "gone.json"], "gone.json: no such file; it is to be the recipe.json"),
+        (["--checkpoints", "gone"], "gone is no folder: the run has not saved one yet"),
+        (["--checkpoints", "."], "holds no checkpoint"),
+    ],
+    ids=lambda value: str(value)[:40].encode("ascii", "replace").decode(),
+)
+def test_wrong_arguments_of_generate_are_one_line_and_exit_2(saved, tmp_path, monkeypatch, capfd, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    code, errors = code_and_error(capfd, generate.main, *saved, *arguments)
+    assert code == 2
+    assert says in errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--temperature", "1e-40"], ["--prompt", ""], ["--top-k", "9999"]])
+def test_odd_arguments_of_generate_that_have_a_meaning(saved, capfd, arguments):
+    code, errors = code_and_error(capfd, generate.main, *saved, "--max-new-tokens", 3, *arguments)
+    assert (code, errors) == (0, "")
+
+
+def test_a_temperature_next_to_nothing_takes_the_likeliest():
+    logits = torch.tensor([1.0, 30.0, 29.999, -4.0])
+    for temperature in (1e-40, 5e-324, 1e-6):
+        assert generate._draw(logits, temperature, 0, torch.Generator().manual_seed(0)) == 1
+    with pytest.raises(ExportError, match="no finite numbers"):
+        generate._draw(torch.tensor([1.0, float("nan")]), 1.0, 0, torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
+        (["--step", "99", "--out", "new"], "--step 99: no complete checkpoint of that step"),
+        (["--out", "full"], "full is not an empty folder; nothing is overwritten"),
+        (["--out", "full/file"], "full/file is not an empty folder"),
+        (["--recipe", "gone.json", "--out", "new"], "gone.json: no such file; it is to be the recipe.json"),
+        (["--recipe", "full/file", "--out", "new"], "full/file cannot be read as a recipe"),
+        (["--checkpoints", "gone", "--out", "new"], "gone is no folder"),
+        ([], "--out"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_export_are_one_line_and_exit_2(saved, tmp_path, monkeypatch, capfd, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    Path("full").mkdir()
+    Path("full/file").write_text("precious")
+    code, errors = code_and_error(capfd, export_module.main, *saved, *arguments)
+    assert code == 2
+    assert says in errors
+    assert errors.count("\n") == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
+
+
+def test_a_step_beside_one_checkpoint_would_be_ignored(saved, tmp_path, capfd):
+    one = saved[1] / "step-1"
+    code, errors = code_and_error(
+        capfd, export_module.main, *saved, "--checkpoints", one, "--step", 1, "--out", tmp_path / "out"
+    )
+    assert code == 2
+    assert "--step 1 would be ignored" in errors
 
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path):
