@@ -74,8 +74,8 @@ def test_a_deletion_on_one_host_deletes_in_the_store_and_does_not_come_back(
         sync.scan(0)
         assert tree(store).keys() == {"step-2/a"}
     assert not (store / "step-1").exists()
-    again = CheckpointSync(hosts, store)  # another driver: it knows what this one copied
-    again.scan(0)
+    again = CheckpointSync(hosts, store)  # another driver: it knows what this one copied and deleted
+    again.gather()
     again.restore()
     assert tree(hosts["algo-2"]).keys() == {"step-2/a"}
     assert not (hosts["algo-2"] / "step-1").exists()
@@ -122,6 +122,63 @@ def test_a_lost_host_deletes_nothing_and_gets_everything_back(hosts: dict[str, P
     assert tree(store).keys() == {"a", "b"}
     sync.restore()
     assert tree(hosts["algo-2"]).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize("ledger", ["kept", "gone", "", "{", "[]", '{"hosts": {"algo-1": {"a": [1]}}, "deleted": []}'])
+@pytest.mark.parametrize("lost", ["store", "hosts", "one file each"])
+def test_what_vanishes_while_no_host_runs_is_given_back(
+    hosts: dict[str, Path], store: Path, lost: str, ledger: str
+) -> None:
+    write(hosts["algo-1"], "step-5/a", "1")
+    write(hosts["algo-2"], "step-5/b", "2")
+    before = CheckpointSync(hosts, store)
+    before.scan(0)
+    before.restore()
+    if lost == "store":
+        shutil.rmtree(store)
+    elif lost == "hosts":
+        for folder in hosts.values():
+            shutil.rmtree(folder)
+            folder.mkdir()
+    else:
+        (store / "step-5/a").unlink()
+        (hosts["algo-1"] / "step-5/b").unlink()
+        (hosts["algo-2"] / "step-5/b").unlink()
+    file = store.with_name("checkpoints.ledger.json")
+    if ledger != "kept":
+        file.unlink()
+        if ledger != "gone":
+            file.write_text(ledger)
+    sync = CheckpointSync(hosts, store)
+    assert sync.gather() == []
+    assert sync.restore() == 2
+    for folder in (store, *hosts.values()):
+        assert tree(folder) == {"step-5/a": "1", "step-5/b": "2"}
+
+
+def test_a_store_that_vanishes_under_running_hosts_is_filled_again(hosts: dict[str, Path], store: Path) -> None:
+    write(hosts["algo-1"], "a", "1")
+    sync = CheckpointSync(hosts, store)
+    sync.scan(0)
+    shutil.rmtree(store)
+    assert sync.scan(0) == []
+    assert tree(store) == {"a": "1"}
+    assert tree(hosts["algo-1"]) == {"a": "1"}
+
+
+def test_a_ledger_that_cannot_be_written_is_told_and_costs_nothing(
+    hosts: dict[str, Path], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(hosts["algo-1"], "a", "1")
+
+    def full(self: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    sync = CheckpointSync(hosts, store)
+    monkeypatch.setattr(Path, "write_text", full)
+    assert sync.scan(0) == ["checkpoints.ledger.json was not written: No space left on device"]
+    monkeypatch.undo()
+    assert tree(store) == {"a": "1"}
 
 
 def test_a_full_disk_is_told_and_loses_nothing(

@@ -2,6 +2,9 @@
 
 Like an S3 PUT, a copy appears whole: it is made beside the store and renamed into it, and only of a file that did not
 change meanwhile. `<file>.sagemaker-uploading` and `.sagemaker-uploaded` stand beside a file as they do on SageMaker.
+
+A file that is gone was deleted only if a host deleted it while it ran: `scan` passes that on. What is missing when no
+host runs was lost, on whichever side, and is given back: `gather`, then `restore`.
 """
 
 from __future__ import annotations
@@ -32,47 +35,64 @@ class CheckpointSync:
         self._ledger_file = store.with_name(f"{store.name}.ledger.json")
         self._known: dict[str, dict[str, Signature]] = {name: {} for name in hosts}
         """By host and relative path: what the store has of it."""
+        self._deleted: set[str] = set()
+        """What a running host deleted and others may still hold; until the next restore."""
         store.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self._uploads, ignore_errors=True)
         self._uploads.mkdir()
-        if self._ledger_file.exists():
-            saved = json.loads(self._ledger_file.read_text())
-            self._known |= {n: {f: (s[0], s[1]) for f, s in saved.get(n, {}).items()} for n in hosts}
+        self._read_ledger()
 
     def scan(self, settle_s: float = SETTLE_S) -> list[str]:
-        """Upload what is new on any host and delete in the store what a host deleted. Returns what went wrong."""
+        """Upload what is new on any host and delete in the store what a host deleted. Returns what went wrong.
+
+        Only for hosts that run, or have just ended: what is gone counts as deleted by them.
+        """
+        return self._pass(settle_s, running=True)
+
+    def gather(self) -> list[str]:
+        """Upload what the store lacks, and delete nothing: for hosts that do not run. Returns what went wrong."""
+        return self._pass(0.0, running=False)
+
+    def _pass(self, settle_s: float, *, running: bool) -> list[str]:
         problems: list[str] = []
-        before = json.dumps(self._known, sort_keys=True)
+        before = self._ledger()
+        stored = _files(self._store)
         for name, folder in self._hosts.items():
+            known = self._known[name]
             if not folder.is_dir():  # a lost host is not a host that deleted everything
-                self._known[name] = {}
+                known.clear()
                 continue
             found = _files(folder)
             for path, signature in sorted(found.items(), key=lambda item: (item[1][1], item[0])):
-                settled = time.time_ns() - signature[1] >= settle_s * 1e9
-                if settled and self._known[name].get(path) != signature:
+                if not running and path not in known and _is_copy(stored.get(path), signature):
+                    known[path] = signature
+                elif known.get(path) == signature and (path in stored or path in self._deleted):
+                    continue
+                elif time.time_ns() - signature[1] >= settle_s * 1e9:
                     try:
                         self._upload(name, path, signature)
                     except OSError as error:
                         problems.append(f"{name}: {path} was not copied: {error.strerror}")
-            for path in self._known[name].keys() - found.keys():
-                self._delete(path)
-                del self._known[name][path]
-        if json.dumps(self._known, sort_keys=True) != before:
-            self._write_ledger()
+            for path in known.keys() - found.keys():
+                if running:
+                    self._delete(path)
+                del known[path]
+        if self._ledger() != before:
+            problems += self._write_ledger()
         return problems
 
     def restore(self) -> int:
         """Give every host the union of what the store holds, as before a (re)start; returns the number of files.
 
-        Call `scan(0)` first. A file that another host deleted goes; one that never reached the store stays.
+        Call `gather` first. A file that a running host deleted goes from the others too; one that never reached the
+        store stays. Raises OSError where a host's folder cannot be written.
         """
         stored = _files(self._store)
         for name, folder in self._hosts.items():
             folder.mkdir(parents=True, exist_ok=True)
             for marker in [p for suffix in (UPLOADING, UPLOADED) for p in folder.rglob(f"*{suffix}")]:
                 marker.unlink(missing_ok=True)
-            for path in self._known[name].keys() - stored.keys():
+            for path in self._deleted & (self._known[name].keys() - stored.keys()):
                 (folder / path).unlink(missing_ok=True)
             known = {}
             for path in stored:
@@ -80,9 +100,12 @@ class CheckpointSync:
                 if not file.exists():
                     file.parent.mkdir(parents=True, exist_ok=True)
                     _link(self._store / path, file)
-                known[path] = _signature(file)
+                    known[path] = _signature(file)
+                elif path in self._known[name]:
+                    known[path] = self._known[name][path]
             self._known[name] = known
             _remove_empty_folders(folder)
+        self._deleted.clear()
         self._write_ledger()
         return len(stored)
 
@@ -98,6 +121,7 @@ class CheckpointSync:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 part.replace(target)
                 self._known[name][path] = signature
+                self._deleted.discard(path)
             uploading.replace(file.with_name(file.name + UPLOADED))
         except FileNotFoundError:  # deleted while it was copied: the next scan sees that
             pass
@@ -106,6 +130,7 @@ class CheckpointSync:
             uploading.unlink(missing_ok=True)
 
     def _delete(self, path: str) -> None:
+        self._deleted.add(path)
         file = self._store / path
         file.unlink(missing_ok=True)
         for folder in file.relative_to(self._store).parents[:-1]:
@@ -114,10 +139,27 @@ class CheckpointSync:
             except OSError:
                 break
 
-    def _write_ledger(self) -> None:
+    def _ledger(self) -> str:
+        return json.dumps({"hosts": self._known, "deleted": sorted(self._deleted)}, sort_keys=True)
+
+    def _read_ledger(self) -> None:
+        """What earlier drivers knew. Without it, or with a damaged one, what is there is compared anew."""
+        try:
+            saved = json.loads(self._ledger_file.read_bytes())
+            hosts = {name: {f: (int(s[0]), int(s[1])) for f, s in saved["hosts"][name].items()} for name in self._hosts}
+            self._known, self._deleted = hosts, {str(path) for path in saved["deleted"]}
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return
+
+    def _write_ledger(self) -> list[str]:
+        """Returns what went wrong: the ledger saves copies, and a run can do without."""
         part = self._uploads / "ledger"
-        part.write_text(json.dumps(self._known))
-        part.replace(self._ledger_file)
+        try:
+            part.write_text(self._ledger())
+            part.replace(self._ledger_file)
+        except OSError as error:
+            return [f"{self._ledger_file.name} was not written: {error.strerror}"]
+        return []
 
 
 def _files(folder: Path) -> dict[str, Signature]:
@@ -141,6 +183,11 @@ def _walk(folder: Path) -> Iterator[Path]:
 def _signature(file: Path) -> Signature:
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns
+
+
+def _is_copy(stored: Signature | None, signature: Signature) -> bool:
+    """Where no ledger tells: a copy of the same size that is no older was made of this file, or of a peer's."""
+    return stored is not None and stored[0] == signature[0] and stored[1] >= signature[1]
 
 
 def _link(source: Path, target: Path) -> None:
