@@ -19,6 +19,7 @@ from chimera_train.config import (
     TrainRecipe,
     sha256_of,
 )
+from chimera_train.config.contract import is_reserved_variable
 
 Base = TypeVar("Base")
 LOCAL = "local"
@@ -209,6 +210,13 @@ class TargetConfig:
             problems.append(Problem("target.grace_s", f"{self.grace_s} is not positive"))
         elif self.name == "sagemaker" and self.grace_s != 120:
             problems.append(Problem("target.grace_s", f"{self.grace_s:g} cannot be set on SageMaker, which gives 120"))
+        for name in self.environment:
+            if is_reserved_variable(name):
+                problems.append(
+                    Problem(
+                        f"target.environment.{name}", "is set by the launcher for every host or worker", "leave it out"
+                    )
+                )
         return problems
 
 

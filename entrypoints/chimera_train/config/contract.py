@@ -20,6 +20,30 @@ GRACE_VARIABLE = "CHIMERA_GRACE_S"
 """Seconds between SIGTERM and SIGKILL; SageMaker's `docker stop -t 120`."""
 DEFAULT_GRACE_S = 120.0
 
+FAULT_VARIABLE = "CHIMERA_FAULT"
+"""A fault planted for a drill (`chimera_train.faults`)."""
+WORKER_VARIABLES = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "NODE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    }
+)
+"""What launch.py sets for each worker; as `torchrun` does."""
+
+
+def is_reserved_variable(name: str) -> bool:
+    """Whether we set this variable of the container ourselves, so that a recipe's value would be lost or do harm."""
+    ours = name.startswith("CHIMERA_") and name != FAULT_VARIABLE
+    return ours or name in WORKER_VARIABLES or name == "TRAINING_JOB_NAME"
+
+
 ERROR_FILE_VARIABLE = "CHIMERA_ERROR_FILE"
 """Where a worker writes {"rank", "time", "exit_code", "message", "traceback"} as JSON before it fails."""
 
@@ -27,6 +51,8 @@ CODE_CHANNEL = "code"
 USER_FOLDER = "user"
 """Folder of the code bundle with the team's own code (`code.path`): on the workers' PYTHONPATH."""
 RECIPE_FILE = "recipe.json"
+MANIFEST_FILE = "manifest.json"
+"""In a checkpoint's folder `step-<n>`: written last, deleted first, so that a folder with it is complete."""
 FAILURE_LIMIT = 1024
 """Characters of `output/failure` that SageMaker shows as FailureReason."""
 
