@@ -12,6 +12,8 @@ from chimera_sm.errors import UsageError
 from chimera_sm.paths import cache_dir, entrypoints_dir
 
 from .job import Channel
+from .process import end_with_parent
+from .shards import shards_problem
 
 DATASET_FILE = "dataset.json"
 
@@ -29,8 +31,13 @@ def is_prepared(channel: Channel) -> bool:
     return (channel_folder(channel) / channel.path / DATASET_FILE).is_file()
 
 
-def check_shards(channel: Channel, model_vocab_size: int) -> str | None:
-    """What is wrong with the shards, in words. A stdlib corpus that is not there yet will be prepared."""
+def check_shards(
+    channel: Channel, model_vocab_size: int, *, vocab_size: int | None = None, sequence_length: int = 1
+) -> str | None:
+    """What is wrong with the shards, in words. A stdlib corpus that is not there yet will be prepared.
+
+    `vocab_size`: what the recipe says of the tokenizer, if it does. Tokens themselves are not read.
+    """
     folder = channel_folder(channel) / channel.path
     file = folder / DATASET_FILE
     if not file.is_file():
@@ -40,12 +47,20 @@ def check_shards(channel: Channel, model_vocab_size: int) -> str | None:
             return f"data.uri: no folder {folder}"
         return f"data.uri: {folder} holds no {DATASET_FILE}; make shards with `chimera_sm data prepare`"
     try:
-        vocab_size = int(json.loads(file.read_text())["vocab_size"])
-    except (ValueError, KeyError, TypeError):
+        dataset = json.loads(file.read_bytes())
+        found = int(dataset["vocab_size"])
+    except (OSError, ValueError, LookupError, TypeError):
         return f"data.uri: {file} is damaged; prepare the shards anew"
-    if vocab_size > model_vocab_size:
+    if found > model_vocab_size:
+        return f"model.vocab_size={model_vocab_size} is smaller than the {found} of the tokenizer that made {folder}"
+    if vocab_size is not None and channel.location != "stdlib" and found != vocab_size:
+        return f"data.vocab_size={vocab_size} is not the {found} of the tokenizer that made {folder}"
+    if problem := shards_problem(folder, dataset):
+        return f"data.uri: {problem}; copy the shards again, or prepare them anew"
+    if dataset["num_tokens"] <= sequence_length:
         return (
-            f"model.vocab_size={model_vocab_size} is smaller than the {vocab_size} of the tokenizer that made {folder}"
+            f"train.sequence_length={sequence_length} needs {sequence_length + 1} tokens a sample, "
+            f"and {folder} holds {dataset['num_tokens']}"
         )
     return None
 
@@ -56,7 +71,8 @@ def prepare_corpus(channel: Channel) -> None:
     command = [sys.executable, "-m", "chimera_train.data.prepare", "--source", "stdlib"]
     command += ["--train-tokenizer", str(channel.vocab_size), "--output", str(folder)]
     path = os.pathsep.join(p for p in (str(entrypoints_dir()), os.environ.get("PYTHONPATH", "")) if p)
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, stdout=2, check=False)
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, stdout=2, preexec_fn=end_with_parent, check=False)
     if done.returncode != 0:
         raise UsageError(
             f"the corpus could not be prepared in {folder} (exit code {done.returncode}; the reason is above)",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from chimera_sm.errors import UsageError
 from chimera_train.config import MlRoot
-from chimera_train.config.contract import CODE_CHANNEL
+from chimera_train.config.contract import CODE_CHANNEL, MANIFEST_FILE
 
 from .job import JOB_FILE, LocalJob
+
+SHARED_EXAMPLE = "input/data/fsx/checkpoints/{run_id}"
 
 
 class RunFolder:
@@ -20,7 +23,14 @@ class RunFolder:
         self.path = path
 
     def job(self) -> LocalJob:
-        return LocalJob.from_bytes((self.path / "artifacts" / JOB_FILE).read_bytes())
+        """What was launched. Raises UsageError for a file that is gone or damaged."""
+        file = self.path / "artifacts" / JOB_FILE
+        try:
+            return LocalJob.from_bytes(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"the record of run {self.path.name} cannot be read: {file}: {str(error).splitlines()[0]}"
+            ) from None
 
     def ml(self, host: str) -> MlRoot:
         return MlRoot(self.path / "hosts" / host / "ml")
@@ -47,6 +57,16 @@ class RunFolder:
         if job.checkpoint.storage == "shared":
             return self.fsx / _shared_parts(job)[1]
         return self.store / PurePosixPath(job.checkpoint.path).relative_to("checkpoints")
+
+    def saved_step(self, job: LocalJob) -> int | None:
+        """Step of the newest complete checkpoint, in the store or with a host, by its manifest: that is written last
+        and deleted first."""
+        folders = [self.checkpoints(job)]
+        if job.checkpoint.storage == "per_host":
+            folders += [self.ml(host).root / job.checkpoint.path for host in job.host_names]
+        found = [file.parent.name for folder in folders for file in folder.glob(f"step-*/{MANIFEST_FILE}")]
+        steps = [re.fullmatch(r"step-(\d+)(\.\d+)?", name) for name in found]
+        return max((int(step[1]) for step in steps if step), default=None)
 
 
 def lay_out(run: RunFolder, job: LocalJob, code: Mapping[str, bytes], channels: Mapping[str, Path]) -> None:
@@ -83,10 +103,24 @@ def _shared_parts(job: LocalJob) -> tuple[str, str]:
 def check_checkpoint_path(job: LocalJob) -> str | None:
     """What is wrong with `checkpoint.path`, in words."""
     path = PurePosixPath(job.checkpoint.path)
-    if job.checkpoint.storage == "per_host" and path.parts[:1] != ("checkpoints",):
-        return f"checkpoint.path={path} with checkpoint.storage=per_host: only checkpoints/ is kept and restored"
-    if job.checkpoint.storage == "shared" and any(path.is_relative_to(f"input/data/{c}") for c in job.channels):
-        return f"checkpoint.path={path} lies in the channel of the training data; take another channel, e.g. fsx"
+    said = f"checkpoint.path={path}"
+    if path.is_absolute() or ".." in path.parts:
+        return f"{said} leaves the ml root"
+    if job.checkpoint.storage == "per_host":
+        if path.parts[:1] != ("checkpoints",):
+            return f"{said} with checkpoint.storage=per_host: only checkpoints/ is kept and restored"
+        return None
+    if not path.parts:
+        return f"{said} names no folder; take one in a channel of its own, e.g. {SHARED_EXAMPLE}"
+    if path.parts[0] in ("model", "output"):
+        return f"{said} lies in {path.parts[0]}/, which every host has for itself; take e.g. {SHARED_EXAMPLE}"
+    if path.parts[0] == "input":
+        if path.parts[:2] != ("input", "data") or len(path.parts) < 3:
+            return f"{said} is or lies in what the platform writes itself; take a channel, e.g. {SHARED_EXAMPLE}"
+        if path.parts[2] in job.channels:
+            return f"{said} lies in the channel of the training data; take another channel, e.g. fsx"
+        if path.parts[2] == CODE_CHANNEL:
+            return f"{said} lies in the channel of the code; take another channel, e.g. fsx"
     return None
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,3 +52,13 @@ def signal_process(process: ProcessId, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def end_with_parent() -> None:
+    """In a child, before exec: Linux sends it SIGTERM when the process that started it dies, however that dies."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
