@@ -75,6 +75,7 @@ for step in range(done + 1, fake.get("steps", 10) + 1):
     print(f"chimera step={step} loss={1 / step}", flush=True)
     save(step)
     if stop:
+        (steps / f"step-{step:04d}" / "manifest.json").write_text("{}")
         time.sleep(fake.get("save_s", 0.0))
         (ml / "checkpoints" / f"saved-rank-{rank}").write_text(str(step))
         sys.exit(143)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -174,13 +176,12 @@ def test_a_users_error_is_not_tried_again(run: FakeRun) -> None:
 
 
 def test_a_killed_launcher_is_restarted(run: FakeRun) -> None:
-    run.start(steps=60, step_s=0.05)
+    run.start(steps=2000, step_s=0.05)
     run.wait_step(5)
     worker = ProcessId.of(run.worker_pid("algo-2"))
     os.kill(run.host_pid("algo-2"), signal.SIGKILL)
     wait_for(lambda: not worker.alive, 5.0, "its worker to die")
-    run.wait("completed")
-    assert run.state.attempt == 2
+    wait_for(lambda: run.state.attempt == 2, 20.0, "a restart, though the first host lives on")
 
 
 def test_a_killed_driver_is_an_interruption(run: FakeRun) -> None:
@@ -198,6 +199,88 @@ def test_a_killed_driver_is_an_interruption(run: FakeRun) -> None:
     assert [row["step"] for row in TARGET.metrics(run.record)][-1] == 40
 
 
+def test_logs_of_an_interrupted_run_are_followed_until_its_hosts_have_ended(run: FakeRun) -> None:
+    run.start(steps=1000, step_s=0.05, save_s=1.0)
+    run.wait_step(3)
+    hosts = [ProcessId.of(run.host_pid(host)) for host in ("algo-1", "algo-2")]
+    os.kill(run.state.driver.pid, signal.SIGKILL)
+    run.wait("interrupted")
+    assert any(host.alive for host in hosts)
+    assert [line for line in TARGET.logs(run.record, follow=True) if "worker got SIGTERM" in line]
+    assert not any(host.alive for host in hosts)
+
+
+def stopped(run: FakeRun) -> int:
+    run.start(steps=1000, step_s=0.05)
+    run.wait_step(3)
+    TARGET.stop(run.record)
+    run.wait("stopped")
+    assert run.status.step is not None
+    return run.status.step
+
+
+@pytest.mark.parametrize("lost", ["store", "hosts"])
+def test_a_resume_gives_back_what_vanished_meanwhile(run: FakeRun, lost: str) -> None:
+    step = stopped(run)
+    before = run.stored()
+    assert f"step-{step:04}/manifest.json" in before
+    folders = [run.folder.store] if lost == "store" else [run.folder.ml(h).checkpoints for h in run.job.host_names]
+    for folder in folders:
+        shutil.rmtree(folder)
+        if lost == "hosts":
+            folder.mkdir()
+    run.resume(steps=step + 2)
+    run.wait("completed")
+    assert before <= run.stored()
+    assert [row["step"] for row in TARGET.metrics(run.record)] == list(range(1, step + 3)), "went on where it stopped"
+
+
+def test_a_run_whose_history_is_gone_does_not_begin_anew(run: FakeRun) -> None:
+    stopped(run)
+    for folder in (run.folder.store, *(run.folder.ml(h).checkpoints for h in run.job.host_names)):
+        shutil.rmtree(folder)
+    run.resume(steps=5)
+    run.wait("failed")
+    assert re.search(r"history of this run is gone: it had saved step \d+, and no complete", run.status.reason)
+    assert run.status.exit_code == 1
+    assert run.state.hosts.keys() == {"algo-1", "algo-2"}
+    assert not list(run.folder.ml("algo-1").checkpoints.glob("*")), "no host was started"
+
+
+def test_a_full_disk_ends_the_run_with_the_cause(run: FakeRun) -> None:
+    step = stopped(run)
+    log = run.folder.log("algo-2")
+    log.unlink()
+    log.symlink_to("/dev/full")
+    run.resume(steps=1000, step_s=0.05)
+    run.wait("failed")
+    assert "could not go on: No space left on device" in run.status.reason
+    assert re.search(r"; the checkpoint of step \d+ is kept$", run.status.reason)
+    assert not any(host.process and host.process.alive for host in run.state.hosts.values())
+    log.unlink()
+    run.resume(steps=step + 20)
+    run.wait("completed")
+
+
+def test_of_three_resumes_at_once_one_wins(run: FakeRun) -> None:
+    stopped(run)
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            code = 9
+            try:
+                run.resume(steps=1000, step_s=0.05)
+                code = 0
+            except UsageError:
+                code = 2
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    assert codes == [0, 2, 2]
+
+
 def test_a_process_number_that_belongs_to_another_is_not_the_driver(run: FakeRun) -> None:
     run.start(steps=3)
     run.wait("completed")
@@ -213,7 +296,7 @@ def test_a_process_number_that_belongs_to_another_is_not_the_driver(run: FakeRun
 def test_a_run_has_one_driver(run: FakeRun) -> None:
     run.start(steps=1000, step_s=0.05)
     run.wait_step(2)
-    with pytest.raises(RunFailed, match="another driver is running this run"):
+    with pytest.raises(UsageError, match="is running: another driver is running this run"):
         _start_driver(run.folder)
     assert run.status.state == "running"
 

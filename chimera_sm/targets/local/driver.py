@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from chimera_sm.errors import UsageError
 from chimera_train.config.contract import (
     ATTEMPT_VARIABLE,
     EXIT_FAILED,
@@ -41,6 +42,9 @@ PEERS_GRACE_S = 15.0
 POLL_S = 0.2
 SYNC_S = 1.0
 LOCK_FILE = "driver.lock"
+HELD = "another driver is running this run"
+EXIT_HELD = 3
+"""Of the command: another driver is running this run."""
 
 
 class Driver:
@@ -56,12 +60,14 @@ class Driver:
             driver=ProcessId.of(os.getpid()),
             attempt=before.attempt if before else 0,
             hosts=before.hosts if before else {},
+            saved_step=before.saved_step if before else None,
         )
         self._stop_requested = False
         folders = {h: run.ml(h).checkpoints for h in self._job.host_names if not run.ml(h).checkpoints.is_symlink()}
         self._sync = CheckpointSync(folders, run.store)
         self._sync_problem = ""
         self._next_sync = 0.0
+        self._hosts: dict[str, subprocess.Popen[bytes]] = {}
         self._devices = visible_devices(self._job)
 
     def announce(self) -> None:
@@ -73,16 +79,26 @@ class Driver:
 
     def run(self) -> None:
         """Attempt after attempt, until the run has ended."""
+        try:
+            self._attempts()
+        except OSError as error:  # a full disk, as a rule: nothing below can go on without it
+            self._give_up(error)
+
+    def _attempts(self) -> None:
         self._end_leftovers()
         last_attempt = self._state.attempt + self._job.max_attempts
         while True:
             self._update(state="downloading", attempt=self._state.attempt + 1)
             restored = self._restore()
             self._say(f"attempt {self._state.attempt}: {restored} checkpoint files restored on every host")
+            if self._state.saved_step is not None and self._run.saved_step(self._job) is None:
+                self._update(state="failed", reason=self._history_gone(), exit_code=EXIT_FAILED)
+                return
             if self._stop_requested:
                 self._update(state="stopped", reason="stopped before the hosts were started", exit_code=EXIT_STOPPED)
                 return
-            hosts = self._start_hosts()
+            hosts = self._hosts = {}
+            self._start_hosts()
             self._update(state="running", reason="", hosts=self._host_states(hosts))
             self._watch(hosts)
             self._update(state="uploading", hosts=self._host_states(hosts))
@@ -99,9 +115,8 @@ class Driver:
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         self._stop_requested = True
 
-    def _start_hosts(self) -> dict[str, subprocess.Popen[bytes]]:
+    def _start_hosts(self) -> None:
         port = free_port()
-        hosts = {}
         for index, name in enumerate(self._job.host_names):
             ml = self._run.ml(name)
             environment = host_environment(self._job, index, port, self._devices)
@@ -109,7 +124,7 @@ class Driver:
             with self._run.log(name).open("ab") as log:
                 log.write(f"--- {name}: attempt {self._state.attempt}\n".encode())
                 log.flush()
-                hosts[name] = subprocess.Popen(
+                self._hosts[name] = subprocess.Popen(
                     self._command(ml.root),
                     cwd=ml.root,
                     env=environment,
@@ -118,7 +133,6 @@ class Driver:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-        return hosts
 
     def _command(self, root: Path) -> list[str]:
         """The entry point, with this interpreter and this host's folder."""
@@ -129,9 +143,9 @@ class Driver:
         """Until every host has ended: sync, pass a stop on, end the others when one has failed."""
         kill_at: float | None = None
         stopping = False
-        while any(process.poll() is None for process in hosts.values()):
+        while None in (codes := [process.poll() for process in hosts.values()]):
             now = time.monotonic()
-            ended = [p.returncode for p in hosts.values() if p.returncode is not None]
+            ended = [code for code in codes if code is not None]
             failed = any(self._is_failure(code) for code in ended)
             if (self._stop_requested or EXIT_STOPPED in ended) and not stopping:
                 stopping = True
@@ -156,7 +170,7 @@ class Driver:
         if not failed:
             return "stopped", EXIT_STOPPED, self._sync_problem or "state saved"
         name = min(failed, key=lambda n: self._cause_order(n, failed[n]))
-        reason = self._failure_of(name, failed[name])
+        reason = "; ".join(filter(None, (self._failure_of(name, failed[name]), self._sync_problem)))
         if EXIT_FAILED in failed.values():
             return "failed", EXIT_FAILED, reason
         if self._stop_requested:
@@ -185,14 +199,48 @@ class Driver:
         return f"{name} left with exit code {code}"
 
     def _restore(self) -> int:
-        self._scan(settle_s=0.0)
+        self._note(self._sync.gather())
         return self._sync.restore()
 
     def _scan(self, **settle: float) -> None:
-        problems = self._sync.scan(**settle)
+        self._note(self._sync.scan(**settle))
+
+    def _note(self, problems: list[str]) -> None:
         self._sync_problem = "; ".join(problems[:3])
         for problem in problems:
             self._say(problem)
+        step = self._run.saved_step(self._job)
+        if step is not None and step != self._state.saved_step:
+            self._state = replace(self._state, saved_step=step)
+            write_state(self._run.path, self._state)
+
+    def _history_gone(self) -> str:
+        return (
+            f"the history of this run is gone: it had saved step {self._state.saved_step}, and no complete checkpoint "
+            f"is left in {self._run.checkpoints(self._job)}; put it back and resume, or launch a new run"
+        )
+
+    def _give_up(self, error: OSError) -> None:
+        """Let the hosts save, and end the run with the cause."""
+        cause = ": ".join(filter(None, (error.strerror or str(error), error.filename)))
+        self._say(f"cannot go on: {cause}")
+        _signal_all(self._hosts, signal.SIGTERM)
+        deadline = time.monotonic() + self._job.grace_s
+        while any(p.poll() is None for p in self._hosts.values()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        _signal_all(self._hosts, signal.SIGKILL)
+        for process in self._hosts.values():
+            process.wait()
+        kept = "no complete checkpoint is left"
+        with contextlib.suppress(OSError):
+            self._scan(settle_s=0.0)
+        if (step := self._run.saved_step(self._job)) is not None:
+            kept = f"the checkpoint of step {step} is kept"
+        reason = f"the driver could not go on: {cause}; {kept}"
+        try:
+            self._update(state="failed", reason=reason, exit_code=EXIT_RETRY, hosts=self._host_states(self._hosts))
+        except OSError as again:  # then a status finds the driver gone
+            self._say(f"and could not say so in the run's state: {again}")
 
     def _end_leftovers(self) -> None:
         """Hosts of a driver that died may still be saving: they get their grace period, then they are killed."""
@@ -214,7 +262,8 @@ class Driver:
         return {name: HostState(process=ProcessId.of(p.pid), exit_code=p.returncode) for name, p in hosts.items()}
 
     def _say(self, text: str) -> None:
-        print(time.strftime("%H:%M:%S"), text, flush=True)
+        with contextlib.suppress(OSError):  # the log of a run on a full disk
+            print(time.strftime("%H:%M:%S"), text, flush=True)
 
 
 def _signal_all(hosts: Mapping[str, subprocess.Popen[bytes]], number: int) -> None:
@@ -235,7 +284,7 @@ def lock(run: RunFolder) -> IO[str] | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Start the driver; returns once it has written its state (0), or says why it did not (1)."""
+    """Start the driver; returns once it has written its state (0), or says why it did not (1; EXIT_HELD)."""
     (folder,) = arguments
     run = RunFolder(Path(folder).resolve())
     read, write = os.pipe()
@@ -245,18 +294,22 @@ def main(arguments: list[str]) -> int:
             answer = pipe.read()
         if answer != "ready":
             print(answer or f"the driver did not start; see {run.driver_log}", file=sys.stderr)
-            return 1
+            return EXIT_HELD if answer == HELD else 1
         return 0
     os.close(read)
     os.setsid()
-    _log_to(run.driver_log)
     with os.fdopen(write, "w") as pipe:
-        held = lock(run)
-        if held is None:
-            pipe.write("another driver is running this run")
+        try:
+            held = lock(run)
+            if held is None:
+                pipe.write(HELD)
+                return EXIT_HELD
+            _log_to(run.driver_log)
+            driver = Driver(run)
+            driver.announce()
+        except (OSError, UsageError) as error:
+            pipe.write(str(error))
             return 1
-        driver = Driver(run)
-        driver.announce()
         pipe.write("ready")
     driver.run()
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -22,6 +23,7 @@ from chimera_sm.targets.base import Artifacts, ModelFiles
 from chimera_train.config.contract import CODE_CHANNEL, RECIPE_FILE
 
 from .data import channel_folder, check_shards, is_prepared, prepare_corpus
+from .driver import EXIT_HELD, HELD
 from .environment import driver_environment
 from .job import JOB_FILE, local_job
 from .layout import RunFolder, check_checkpoint_path, lay_out
@@ -59,7 +61,14 @@ class LocalTarget:
         for channel in job.channels.values():
             if channel.location == "stdlib" and not is_prepared(channel):
                 needed += CORPUS_PACKAGES
-            problems.append(check_shards(channel, plan.recipe.model.vocab_size))
+            problems.append(
+                check_shards(
+                    channel,
+                    plan.recipe.model.vocab_size,
+                    vocab_size=plan.recipe.data.vocab_size,
+                    sequence_length=plan.recipe.train.sequence_length,
+                )
+            )
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
             problems.append(f"not installed: {', '.join(missing)}; pip install 'chimera_sm[train,data]'")
@@ -73,12 +82,18 @@ class LocalTarget:
             return
         # From here to the driver's first word this process is the one that a status looks for.
         claim = LocalState(state="queued", driver=ProcessId.of(os.getpid()), attempt=0, reason="being prepared")
-        write_state(record.path, claim)
         try:
+            write_state(record.path, claim)
             self._prepare(plan, artifacts, RunFolder(record.path))
         except BaseException as error:
             reason = f"never started: {error or type(error).__name__}"
-            write_state(record.path, replace(claim, state="failed", reason=reason))
+            with contextlib.suppress(OSError):
+                now = read_state(record.path)
+                if now is not None and now.driver == claim.driver:  # not where another launch has a driver by now
+                    write_state(record.path, replace(claim, state="failed", reason=reason))
+            if isinstance(error, OSError):
+                cause = ": ".join(filter(None, (error.strerror or str(error), error.filename)))
+                raise UsageError(f"run {record.run_id} could not be laid out: {cause}") from error
             raise
 
     def _prepare(self, plan: Plan, artifacts: Artifacts, run: RunFolder) -> None:
@@ -120,7 +135,9 @@ class LocalTarget:
 
         def ended() -> bool:
             state = read_state(record.path)
-            return state is None or state.ended or state.driver_died
+            if state is not None and state.driver_died:  # its hosts may still be saving
+                return not any(host.process and host.process.alive for host in state.hosts.values())
+            return state is None or state.ended
 
         return read_logs(files, follow=follow, ended=ended)
 
@@ -172,11 +189,16 @@ class LocalTarget:
 
 
 def _start_driver(run: RunFolder) -> None:
-    """Start it and wait until it has written its state."""
+    """Start it and wait until it has written its state. Raises UsageError where the run has a driver."""
     command = [sys.executable, "-m", f"{__package__}.driver", str(run.path)]
     done = subprocess.run(
         command, env=driver_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
+    if done.returncode == EXIT_HELD:
+        raise UsageError(
+            f"run {run.path.name} is running: {HELD}; only a run that is not running can be resumed",
+            fix=f"chimera_sm stop {run.path.name}",
+        )
     if done.returncode != 0:
         reason = done.stderr.strip() or f"see {run.driver_log}"
         raise RunFailed(f"the driver of run {run.path.name} did not start: {reason}")
