@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -319,6 +320,63 @@ def test_other_options_in_the_same_folder_are_refused(tmp_path, tokenizer):
     assert tree(output) == before
 
 
+def test_a_mended_input_may_go_where_no_shard_was_finished(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "broken\n')
+    with pytest.raises(PrepareFailed, match=r"mended inputs and other options can go to the same --output"):
+        run(tmp_path, None, str(path), train_tokenizer=300)
+    path.write_bytes(jsonl(texts()))
+    result, output = run(tmp_path, None, str(path), train_tokenizer=300)
+    _, fresh = run(tmp_path, None, str(path), train_tokenizer=300, output="fresh")
+    assert result.num_documents == 60
+    assert tree(output) == tree(fresh)
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_corrected_key_may_go_where_no_shard_was_finished(tmp_path, skip_bad):
+    """Also with a tokenizer that was trained on nothing, and with the orphan of a kill between shard and marker."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(jsonl(texts(), key="body"))
+    options = {"train_tokenizer": 300, "skip_bad": skip_bad}
+    wrong = (
+        "every document is bad: --skip-bad left out all 60 of 1 file" if skip_bad else "no key 'text'; there are: id"
+    )
+    with pytest.raises(PrepareFailed, match=wrong):
+        run(tmp_path, None, str(path), **options)
+    if skip_bad:
+        with pytest.raises(PrepareFailed, match="no key 'text'"):  # as the message says
+            run(tmp_path, None, str(path), train_tokenizer=300)
+    (tmp_path / "out" / "shard-00007.bin").write_bytes(b"orphan")
+    _, output = run(tmp_path, None, str(path), text_key="body", **options)
+    _, fresh = run(tmp_path, None, str(path), text_key="body", output="fresh", **options)
+    assert tree(output) == tree(fresh)
+
+
+def test_where_a_shard_is_finished_a_mended_input_is_refused_and_the_advice_works(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(GOOD * 11 + b"{\n" + GOOD * 7)
+    output = tmp_path / "out"
+    with pytest.raises(PrepareFailed, match=rf"mended inputs or other options need another --output, or {output} del"):
+        run(tmp_path, tokenizer, str(path), shard_mb=5e-5)
+    path.write_bytes(GOOD * 19)
+    before = tree(output)
+    with pytest.raises(
+        DataError, match=rf"from other inputs .*choose another folder with --output; or delete {output}"
+    ):
+        run(tmp_path, tokenizer, str(path), shard_mb=5e-5)
+    assert tree(output) == before
+    assert run(tmp_path, tokenizer, str(path), shard_mb=5e-5, output="another")[0].num_documents == 19
+    shutil.rmtree(output)
+    assert run(tmp_path, tokenizer, str(path), shard_mb=5e-5)[0].num_documents == 19
+
+
+def test_where_all_is_held_out_a_smaller_part_is_taken_by_the_same_folder(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(PrepareFailed, match=r"all of the 1 document\(s\) were held out"):
+        run(tmp_path, tokenizer, str(tmp_path / "a.txt"), held_out_percent=99.99)
+    assert run(tmp_path, tokenizer, str(tmp_path / "a.txt"))[0].num_documents == 1
+
+
 def test_a_folder_with_other_things_is_left_alone(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "out").mkdir()
@@ -421,7 +479,17 @@ USAGE = {
     "shard": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "300", "--shard-mb", "0"),
     "lines ignored": ("--source", "p.parquet", "--output", "o", "--train-tokenizer", "300", "--document-per-line"),
     "key ignored": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "300", "--text-key", "body"),
+    "shard nan": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "300", "--shard-mb", "nan"),
+    "shard inf": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "300", "--shard-mb", "inf"),
+    "shard huge": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "300", "--shard-mb", "1e30"),
+    "limit nan": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "300", "--limit-mb", "nan"),
+    "limit inf": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "300", "--limit-mb", "inf"),
+    "limit 0": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "300", "--limit-mb", "0"),
+    "held out nan": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "300", "--held-out", "nan"),
+    "huge vocabulary": ("--source", "a.txt", "--output", "o", "--train-tokenizer", "99999999999999999999"),
     "check": ("--check", "gone"),
+    "check and output": ("--check", "gone", "--output", "o"),
+    "check and more": ("--check", "gone", "--shard-mb", "nan"),
 }
 SAYS = {
     "no source": "one of the arguments --source --check is required",
@@ -444,7 +512,17 @@ SAYS = {
     "shard": "--shard-mb 0.0 is out of range",
     "lines ignored": "--document-per-line would be ignored",
     "key ignored": "--text-key body would be ignored",
+    "shard nan": "--shard-mb nan is out of range: MB (1e6 bytes), 1e-06 to 1e+09",
+    "shard inf": "--shard-mb inf is out of range",
+    "shard huge": "--shard-mb 1e+30 is out of range",
+    "limit nan": "--limit-mb nan is out of range",
+    "limit inf": "--limit-mb inf is out of range",
+    "limit 0": "--limit-mb 0.0 is out of range",
+    "held out nan": "--held-out nan is out of range",
+    "huge vocabulary": "--train-tokenizer 99999999999999999999 is out of range",
     "check": "dataset.json is missing: no such folder",
+    "check and output": "--check prepares nothing: --output would be ignored",
+    "check and more": "--check prepares nothing: --shard-mb would be ignored",
 }
 
 

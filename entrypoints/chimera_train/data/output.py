@@ -1,6 +1,6 @@
 """The output folder of a preparation: whose it is, what of it is finished, and how it is closed.
 
-prepare.json       options and a digest of the inputs: the same folder takes no other ones
+prepare.json       options and a digest of the inputs: once a shard is finished, the folder takes no other ones
 tokenizer.json
 shard-00000.bin, .idx, …
 parts/00000.json   marker of a finished shard; the folder goes when all are finished
@@ -10,6 +10,7 @@ val/               the held-out documents, a data set of its own
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -79,7 +80,8 @@ def lock(output: Path) -> Iterator[None]:
 def claim(output: Path, settings: PrepareSettings) -> bool:
     """Make the folder this preparation's, or find that it is. True if it is finished already.
 
-    Raises DataError if it holds anything else.
+    What another preparation left there goes if it had not finished a shard (its inputs were damaged, an option was
+    wrong). Raises DataError if the folder holds anything else.
     """
     path = output / SETTINGS_FILE
     if not path.exists():
@@ -95,15 +97,40 @@ def claim(output: Path, settings: PrepareSettings) -> bool:
     try:
         known = encode(decode(PrepareSettings, json.loads(path.read_text(encoding="utf-8"))))
     except (ValueError, ConfigError) as error:
-        raise DataError(f"{path} is damaged: {error}", "choose a new folder with --output") from error
+        fix = f"choose another folder with --output, or delete {output}"
+        raise DataError(f"{path} is damaged: {error}", fix) from error
     changed = [key for key, value in encode(settings).items() if key != "source" and known[key] != value]
+    if changed and not has_finished_shards(output):
+        _clear(output)
+        write_json(path, settings)
+        return False
     if changed:
         shown = "; ".join(f"{key} was {known[key]!r}, is {encode(settings)[key]!r}" for key in changed)
         raise DataError(
             f"{output} was prepared from other inputs or with other options ({shown}): nothing is overwritten",
-            "choose a new folder with --output, or go on with the old options",
+            f"choose another folder with --output; or delete {output}; or give the old options and inputs to go on",
         )
     return (output / DATASET_FILE).exists()
+
+
+def has_finished_shards(output: Path) -> bool:
+    """Whether a shard with documents in it is finished: work that would be lost."""
+    if (output / DATASET_FILE).exists():
+        return True
+    parts = [finished_part(output, int(marker.stem)) for marker in (output / PARTS_FOLDER).glob("[0-9]*.json")]
+    return any(part is not None and (part.train or part.held_out) for part in parts)
+
+
+def _clear(output: Path) -> None:
+    """Remove what a preparation that finished no shard has written; its own files, by their names, and no others."""
+    remove_torn_files(output)
+    shutil.rmtree(output / PARTS_FOLDER, ignore_errors=True)
+    (output / TOKENIZER_FILE).unlink(missing_ok=True)
+    for folder in (output, output / HELD_OUT_FOLDER):
+        for shard in folder.glob("shard-[0-9][0-9][0-9][0-9][0-9].*"):
+            shard.unlink()
+    with contextlib.suppress(OSError):  # not there, or the user's own things are in it
+        (output / HELD_OUT_FOLDER).rmdir()
 
 
 def remove_torn_files(output: Path) -> None:
@@ -139,12 +166,25 @@ def finish(output: Path, settings: PrepareSettings, parts: Sequence[Part]) -> No
     shards = tuple(part.train for part in parts if part.train)
     held_out = tuple(part.held_out for part in parts if part.held_out)
     if not shards:
-        raise DataError(f"the corpus is empty: {settings.num_files} file(s) hold no document with text")
+        shutil.rmtree(output / PARTS_FOLDER)  # so that a corrected command finds nothing finished
+        raise _nothing_to_train_on(settings, parts, held_out)
     if held_out:
         shutil.copyfile(output / TOKENIZER_FILE, output / HELD_OUT_FOLDER / TOKENIZER_FILE)
         _write_dataset(output / HELD_OUT_FOLDER, settings, parts, held_out)
     _write_dataset(output, settings, parts, shards)
     shutil.rmtree(output / PARTS_FOLDER)
+
+
+def _nothing_to_train_on(settings: PrepareSettings, parts: Sequence[Part], held_out: Sequence[ShardInfo]) -> DataError:
+    if held_out:
+        num_documents = sum(shard.num_documents for shard in held_out)
+        return DataError(f"all of the {num_documents} document(s) were held out", "give a smaller --held-out, or more")
+    if num_bad := sum(part.num_bad for part in parts):
+        return DataError(
+            f"every document is bad: --skip-bad left out all {num_bad} of {settings.num_files} file(s)",
+            "without --skip-bad the first one's reason is told",
+        )
+    return DataError(f"the corpus is empty: {settings.num_files} file(s) hold no document with text")
 
 
 def _write_dataset(

@@ -29,12 +29,21 @@ from .dataset import DATASET_FILE, TOKENIZER_FILE, TokenDataset, file_sha256, re
 from .errors import DataError, PrepareFailed
 from .indexed import token_dtype
 from .interrupt import interrupt_blocked, noted_stop
-from .output import PrepareSettings, claim, finish, finished_part, kept, lock, remove_torn_files
+from .output import (
+    PrepareSettings,
+    claim,
+    finish,
+    finished_part,
+    has_finished_shards,
+    kept,
+    lock,
+    remove_torn_files,
+)
 from .progress import Progress, ShowProgress, show_progress
 from .sources import InputFile, Piece, cut, find_inputs, read_piece
 from .split import HELD_OUT_FOLDER, PARTS_FOLDER, Part, SplitSettings, encode_split, run_split, start_worker
 from .stdlib_corpus import stdlib_description, stdlib_inputs
-from .tokenizer import MIN_VOCAB_SIZE, DocumentEncoder, train_tokenizer
+from .tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE, DocumentEncoder, train_tokenizer
 
 STDLIB = "stdlib"
 STDLIB_VOCAB_SIZE = 4096
@@ -44,6 +53,8 @@ _TRAINING_CHARACTERS = 64_000_000
 _MIN_SPLIT_BYTES = 1_000_000
 _MAX_SPLIT_BYTES = 256_000_000
 _NUM_SPLITS = 16
+_LEAST_MB, _MOST_MB = 1e-6, 1e9
+"""A byte and a petabyte."""
 
 EXIT_DONE = 0
 EXIT_USAGE = 2
@@ -104,6 +115,7 @@ def prepare(options: PrepareOptions, progress: ShowProgress = lambda _: None) ->
     """
     started = time.monotonic()
     try:
+        _check_ranges(options)
         inputs = _inputs(options)
         num_bytes = sum(file.num_bytes for file in inputs)
         limit_bytes = None if options.limit_mb is None else int(options.limit_mb * 1e6)
@@ -121,6 +133,17 @@ def prepare(options: PrepareOptions, progress: ShowProgress = lambda _: None) ->
             with _saying_what_was_kept(options.output, len(splits)):
                 finish(options.output, settings, _make_shards(options, settings, splits, progress))
     return _result(options.output, already_done, time.monotonic() - started)
+
+
+def _check_ranges(options: PrepareOptions) -> None:
+    """Raises DataError. NaN is within no bounds."""
+    for name, value in (("--shard-mb", options.shard_mb), ("--limit-mb", options.limit_mb)):
+        if value is not None and not _LEAST_MB <= value <= _MOST_MB:
+            raise DataError(f"{name} {value} is out of range: MB (1e6 bytes), {_LEAST_MB:g} to {_MOST_MB:g}")
+    if options.held_out_percent is not None and not 0 <= options.held_out_percent < 100:
+        raise DataError(f"--held-out {options.held_out_percent} is out of range: percent, from 0 to below 100")
+    if options.num_workers is not None and options.num_workers < 1:
+        raise DataError(f"--workers {options.num_workers} is out of range: at least 1")
 
 
 def _inputs(options: PrepareOptions) -> list[InputFile]:
@@ -148,6 +171,8 @@ def _settings(
         tokenizer = f"sha256:{file_sha256(path)}"
     elif options.train_tokenizer is not None or stdlib:
         vocab_size = STDLIB_VOCAB_SIZE if options.train_tokenizer is None else options.train_tokenizer
+        if vocab_size > MAX_VOCAB_SIZE:
+            raise DataError(f"--train-tokenizer {vocab_size} is out of range: at most {MAX_VOCAB_SIZE}")
         if vocab_size < MIN_VOCAB_SIZE:
             raise DataError(
                 f"--train-tokenizer {vocab_size}: the bytes and the end-of-document token are {MIN_VOCAB_SIZE} already"
@@ -165,14 +190,6 @@ def _settings(
     held_out = options.held_out_percent
     if held_out is None:
         held_out = STDLIB_HELD_OUT_PERCENT if stdlib else 0.0
-    for name, value, valid in (
-        ("--held-out", held_out, 0 <= held_out < 100),
-        ("--shard-mb", options.shard_mb, split_bytes >= 1),
-        ("--limit-mb", options.limit_mb, limit_bytes is None or limit_bytes >= 1),
-        ("--workers", options.num_workers, options.num_workers is None or options.num_workers >= 1),
-    ):
-        if not valid:
-            raise DataError(f"{name} {value} is out of range")
     return PrepareSettings(
         source=stdlib_description() if stdlib else " ".join(options.source),
         num_files=len(inputs),
@@ -201,14 +218,18 @@ def _saying_what_was_kept(output: Path, num_splits: int) -> Iterator[None]:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {kept(output, num_splits)}") from None
     except (DataError, OSError, BrokenProcessPool) as error:
-        fix = ""
         if isinstance(error, DataError):
             message, fix = error.message, f"{error.fix}; " if error.fix else ""
+            if has_finished_shards(output):
+                fix += "with --skip-bad or without, the same command goes on from there; mended inputs or other "
+                fix += f"options need another --output, or {output} deleted"
+            else:
+                fix += "mended inputs and other options can go to the same --output"
         elif isinstance(error, OSError):
-            message = f"{error.filename or output}: {error.strerror}"
+            message, fix = f"{error.filename or output}: {error.strerror}", "the same command goes on from there"
         else:
-            message, fix = "a worker process died (out of memory?)", "use fewer --workers; "
-        fix += "the same command goes on from there"
+            message = "a worker process died (out of memory?)"
+            fix = "use fewer --workers; the same command goes on from there"
         raise PrepareFailed(f"{message}; {kept(output, num_splits)}", fix) from error
 
 
@@ -406,6 +427,11 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.check is not None:
+        default = vars(parser.parse_args(["--check", str(given.check)]))
+        ignored = [key for key, value in vars(given).items() if key != "json" and value != default[key]]
+        if ignored:
+            parser.error(f"--check prepares nothing: --{ignored[0].replace('_', '-')} would be ignored")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if given.check is not None:

@@ -75,10 +75,7 @@ def encode_split(
     def on_bad(where: str, reason: str) -> None:
         nonlocal num_bad
         if not settings.skip_bad:
-            raise DataError(
-                f"{where}: {reason}",
-                "--skip-bad leaves such documents out and goes on; a corrected input needs a new --output",
-            )
+            raise DataError(f"{where}: {reason}", "--skip-bad leaves such documents out")
         num_bad += 1
 
     with ExitStack() as stack:
