@@ -6,6 +6,10 @@ FSDP2 shards every block, the embedding and the head as a group each (over `full
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -43,14 +47,27 @@ def build_mesh(layout: MeshLayout, device_type: str) -> DeviceMesh:
 
 
 def parallelize(model: Decoder, recipe: TrainRecipe, mesh: DeviceMesh, *, compile_backend: str = "inductor") -> None:
-    """Apply the recipe's techniques in place. `model` may be on the meta device."""
+    """Apply the recipe's techniques in place. `model` may be on the meta device. Raises ConfigError where the machine
+    lacks what compiling needs."""
     for block in model.layers:
         apply_activation_checkpointing(block, recipe.train.activation_checkpointing)
     if recipe.train.compile:
+        if compile_backend == "inductor" and mesh.device_type == "cpu":
+            _check_compiler()
         for block in model.layers:
             # The forward alone, so that FSDP's hooks stay outside of the graph.
             block.forward = torch.compile(block.forward, backend=compile_backend, fullgraph=True)
     _shard(model, recipe, mesh)
+
+
+def _check_compiler() -> None:
+    """On a CPU inductor writes C++, and compiles it with what CXX names or by the name below
+    (torch._inductor.config.cpp.cxx). Without it the first step would fail in the middle of torch."""
+    compiler = (os.environ.get("CXX", "").split() or ["clang++" if sys.platform == "darwin" else "g++"])[0]
+    if shutil.which(compiler) is None:
+        message = f"compiling needs a C++ compiler, and this machine has none ({compiler} is not there)"
+        fix = "set train.compile=false, or install g++ (Debian: build-essential), or name one in CXX"
+        raise ConfigError([Problem("train.compile", message, fix)])
 
 
 def _shard(model: Decoder, recipe: TrainRecipe, mesh: DeviceMesh) -> None:

@@ -308,6 +308,14 @@ def test_what_cannot_run_exits_1_and_names_the_key(root, file, message):
     assert message in outputs[0]
 
 
+def test_compiling_without_a_compiler_is_one_line(root):
+    file = recipe_file(train={"compile": True})
+    codes, outputs = finish(start_train(root, write(root, file), env={"PATH": "/nowhere", "CXX": ""}))
+    assert codes == [1], outputs
+    assert "error: train.compile: compiling needs a C++ compiler, and this machine has none" in outputs[0]
+    assert "Traceback" not in outputs[0]
+
+
 def test_an_axis_that_the_trainer_lacks_is_named(root):
     codes, outputs = run(root, recipe_file(workers=2, parallel={"pipeline_parallel": 2}))
     assert codes == [1, 1]
