@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from chimera_sm.aws.secrets import scan_variable
 from chimera_sm.catalog import regions
-from chimera_train.config.contract import CODE_CHANNEL, RUN_ID_VARIABLE
+from chimera_train.config.contract import CODE_CHANNEL
 
 from .capacity_rules import wrong_place
 from .registry import Said, TrainingJob, job_rule
@@ -248,7 +248,7 @@ def checkpoint_folder(job: TrainingJob) -> Iterator[Said]:
 
 @job_rule("environment", "target.environment")
 def environment(job: TrainingJob) -> Iterator[Said]:
-    """No secrets, and the run's id as the launcher set it."""
+    """No secrets."""
     for name, value in job.environment.items():
         kind = scan_variable(name, value)
         if kind:
@@ -257,12 +257,6 @@ def environment(job: TrainingJob) -> Iterator[Said]:
                 "keep it in Secrets Manager and pass its ARN",
                 where=f"target.environment.{name}",
             )
-    if RUN_ID_VARIABLE in job.plan.recipe.target.environment:
-        yield Said(
-            f"{RUN_ID_VARIABLE} is set by the launcher, the recipe's value would be ignored",
-            "leave it out",
-            where=f"target.environment.{RUN_ID_VARIABLE}",
-        )
 
 
 @job_rule("tags", "env.tags")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from chimera_sm.recipe.schema import LOCAL
@@ -14,22 +15,30 @@ from .registry import Context, Said, plan_rule
 
 @plan_rule("local_shards", "data.uri")
 def local_shards(context: Context) -> Iterator[Said]:
-    """Shards are there, whole, and made with a tokenizer that the model has room for."""
-    plan = context.plan
-    if plan.recipe.target.name != LOCAL:
+    """Shards are there, whole, long enough, and made with a tokenizer that the model has room for."""
+    recipe = context.plan.recipe
+    if recipe.target.name != LOCAL:
         return
-    for channel in local_job(plan, context.artifacts.run_id).channels.values():
-        problem = check_shards(channel, plan.recipe.model.vocab_size)
-        if problem and problem.startswith("model.vocab_size="):
-            yield Said(problem.removeprefix("model.vocab_size="), where="model.vocab_size")
-        elif problem:
-            yield Said(problem.removeprefix("data.uri: "))
+    for channel in local_job(context.plan, context.artifacts.run_id).channels.values():
+        yield from _said(
+            check_shards(
+                channel,
+                recipe.model.vocab_size,
+                vocab_size=recipe.data.vocab_size,
+                sequence_length=recipe.train.sequence_length,
+            )
+        )
 
 
 @plan_rule("local_checkpoint_path", "checkpoint.path")
 def local_checkpoint_path(context: Context) -> Iterator[Said]:
     plan = context.plan
     if plan.recipe.target.name == LOCAL:
-        problem = check_checkpoint_path(local_job(plan, context.artifacts.run_id))
-        if problem:
-            yield Said(problem.removeprefix("checkpoint.path="))
+        yield from _said(check_checkpoint_path(local_job(plan, context.artifacts.run_id)))
+
+
+def _said(problem: str | None) -> Iterator[Said]:
+    """The target's sentences begin with the key, `KEY: …` or `KEY=VALUE …`; a finding has it apart."""
+    if problem is not None:
+        key, _, message = re.split(r"(: |=)", problem, maxsplit=1)
+        yield Said(message, where=key)

@@ -81,8 +81,9 @@ def checkpoint_prefix(context: Context) -> Iterator[Said]:
         yield Said(
             "is ignored: checkpoint.storage=shared keeps checkpoints on the file system", "checkpoint.s3_uri=null"
         )
-    elif "{run_id}" not in uri:
+    elif "{run_id}" not in uri and not bucket_problem(_bucket(uri) or ""):
+        # A shell takes the outer quotes, Hydra the inner ones.
         yield Said(
             f"{uri} has no {{run_id}}: every run would go on from the same checkpoints",
-            f'checkpoint.s3_uri="{uri.rstrip("/")}/{{run_id}}"',
+            f"""'checkpoint.s3_uri="{uri.rstrip("/")}/{{run_id}}"'""",
         )

@@ -41,10 +41,11 @@ def job_length(context: Context) -> Iterator[Said]:
 def _intervals(plan: Plan, length: JobLength, step_s: float) -> Iterator[Said]:
     """SIGTERM at the limit makes the trainer save; that must be done in the grace period."""
     recipe = plan.recipe
-    interval_s = (recipe.checkpoint.interval_steps or recipe.train.num_steps) * step_s
+    interval_s = min(recipe.checkpoint.interval_steps or recipe.train.num_steps, recipe.train.num_steps) * step_s
     computing_s = length.limit_s - length.startup_s
     steps = recipe.checkpoint.interval_steps
-    what = f"checkpoint.interval_steps={steps} ({interval_s:,.0f} s)" if steps else "the whole run"
+    saves = 0 < steps < recipe.train.num_steps
+    what = f"checkpoint.interval_steps={steps} ({interval_s:,.0f} s)" if saves else "the run, which saves at its end"
     fix = f"set checkpoint.interval_steps={max(1, int(computing_s / INTERVALS / step_s))}, or let a job run longer"
     if computing_s < interval_s and length.save_s > recipe.target.grace_s:
         yield Said(

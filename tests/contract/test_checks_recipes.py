@@ -6,6 +6,7 @@ import ast
 import itertools
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,14 @@ def test_what_is_right_is_left_alone(overrides: tuple[str, ...]) -> None:
     assert [f for f in checked(*overrides) if f.severity != "info" and f.id not in quiet] == []
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"vocab_size": 999999}'], ids=["none", "damaged", "vocabulary"])
+SHORT = {"vocab_size": 512, "num_tokens": 0, "shards": []}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, "{", "{}", '{"vocab_size": 999999}', json.dumps(SHORT)],
+    ids=["none", "damaged", "empty", "vocabulary", "no tokens"],
+)
 def test_check_says_of_shards_what_launch_refuses(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "dataset.json").write_text(content)
@@ -192,7 +200,7 @@ def test_the_fix_of_a_broken_job_length_mends_it() -> None:
 
 def test_a_fix_of_the_run_id_names_one_prefix_a_run() -> None:
     (finding,) = [f for f in checked(*S3, "checkpoint.s3_uri=s3://ours/all") if f.id == "offline.checkpoint_prefix"]
-    made = plan(compose([*S3, finding.fix]))
+    made = plan(compose([*S3, *shlex.split(finding.fix)]))
     request = json.loads(sdk.render(made, "a-run").files["create_training_job.json"])
     assert request["CheckpointConfig"]["S3Uri"] == "s3://ours/all/a-run"
 

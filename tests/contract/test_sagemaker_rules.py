@@ -294,7 +294,6 @@ def test_memory_disk_offer_and_restore() -> None:
         ((*S3, "checkpoint.path=elsewhere"), "checkpoint_folder", "checkpoint.path"),
         ((*SPOT_FSX, "checkpoint.path=checkpoints"), "checkpoint_folder", "checkpoint.path"),
         ((*SPOT_FSX, "checkpoint.path=input/data/fsx/all"), "checkpoint_folder", "checkpoint.path"),
-        ((*S3, "+target.environment.CHIMERA_RUN_ID=x"), "environment", "target.environment.CHIMERA_RUN_ID"),
     ],
 )
 def test_a_recipe_that_breaks_a_rule(overrides: tuple[str, ...], rule: str, where: str) -> None:
