@@ -68,6 +68,8 @@ class Driver:
         self._sync_problem = ""
         self._next_sync = 0.0
         self._hosts: dict[str, subprocess.Popen[bytes]] = {}
+        self._signalled: set[str] = set()
+        """Hosts of this attempt that ran when the driver asked them to end."""
         self._devices = visible_devices(self._job)
 
     def announce(self) -> None:
@@ -98,6 +100,7 @@ class Driver:
                 self._update(state="stopped", reason="stopped before the hosts were started", exit_code=EXIT_STOPPED)
                 return
             hosts = self._hosts = {}
+            self._signalled.clear()
             self._start_hosts()
             self._update(state="running", reason="", hosts=self._host_states(hosts))
             self._watch(hosts)
@@ -151,16 +154,22 @@ class Driver:
                 stopping = True
                 kill_at = now + self._job.grace_s
                 self._update(reason=f"stopping; the hosts have {self._job.grace_s:g} s to save")
-                _signal_all(hosts, signal.SIGTERM)
+                self._signal_all(signal.SIGTERM)
             if failed and (kill_at is None or kill_at > now + PEERS_GRACE_S):
                 kill_at = now + PEERS_GRACE_S
-                _signal_all(hosts, signal.SIGTERM)
+                self._signal_all(signal.SIGTERM)
             if kill_at is not None and now >= kill_at:
-                _signal_all(hosts, signal.SIGKILL)
+                self._signal_all(signal.SIGKILL)
             if now >= self._next_sync:
                 self._scan()
                 self._next_sync = time.monotonic() + SYNC_S
             time.sleep(POLL_S)
+
+    def _signal_all(self, number: int) -> None:
+        for name, process in self._hosts.items():
+            if process.poll() is None:
+                process.send_signal(number)
+                self._signalled.add(name)
 
     def _judge(self, codes: Mapping[str, int]) -> tuple[str, int, str]:
         """(state, exit code, reason) that the hosts' exit codes make."""
@@ -182,14 +191,16 @@ class Driver:
         stopped_early = self._stop_requested and code == -signal.SIGTERM
         return code not in (EXIT_FINISHED, EXIT_STOPPED) and not stopped_early
 
-    def _cause_order(self, name: str, code: int) -> tuple[bool, bool, float]:
+    def _cause_order(self, name: str, code: int) -> tuple[bool, bool, bool, float]:
         """Sorts the host that explains the others first: a worker that lost its peer leaves with EXIT_RETRY, so any
-        other end counts more, and among equals the earliest (`supervisor.failure.first_failure` between hosts)."""
+        other end counts more, and among equals the earliest (`supervisor.failure.first_failure` between hosts). A
+        host that the driver's own signal killed explains nothing."""
+        killed_here = code < 0 and name in self._signalled
         try:
             report = json.loads((self._run.ml(name).output / "data" / "logs" / "failure.json").read_bytes())
-            return code != EXIT_FAILED, report["code"] == EXIT_RETRY, report["time"]
+            return code != EXIT_FAILED, killed_here, report["code"] == EXIT_RETRY, report["time"]
         except (OSError, ValueError, KeyError):  # it failed before its workers did, or launch.py itself was killed
-            return code != EXIT_FAILED, code == EXIT_RETRY, 0.0
+            return code != EXIT_FAILED, killed_here, code == EXIT_RETRY, 0.0
 
     def _failure_of(self, name: str, code: int) -> str:
         with contextlib.suppress(FileNotFoundError):
@@ -224,11 +235,11 @@ class Driver:
         """Let the hosts save, and end the run with the cause."""
         cause = ": ".join(filter(None, (error.strerror or str(error), error.filename)))
         self._say(f"cannot go on: {cause}")
-        _signal_all(self._hosts, signal.SIGTERM)
+        self._signal_all(signal.SIGTERM)
         deadline = time.monotonic() + self._job.grace_s
         while any(p.poll() is None for p in self._hosts.values()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        _signal_all(self._hosts, signal.SIGKILL)
+        self._signal_all(signal.SIGKILL)
         for process in self._hosts.values():
             process.wait()
         kept = "no complete checkpoint is left"
@@ -264,12 +275,6 @@ class Driver:
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the log of a run on a full disk
             print(time.strftime("%H:%M:%S"), text, flush=True)
-
-
-def _signal_all(hosts: Mapping[str, subprocess.Popen[bytes]], number: int) -> None:
-    for process in hosts.values():
-        if process.poll() is None:
-            process.send_signal(number)
 
 
 def lock(run: RunFolder) -> IO[str] | None:
