@@ -56,7 +56,7 @@ def test_finishes_with_the_environment_of_torchrun(tmp_path: Path) -> None:
 def test_a_stop_reaches_workers_once_and_they_have_time_to_save(tmp_path: Path, number: int) -> None:
     write_host(tmp_path, 1, 2)
     process = start_host(tmp_path, {"steps": 10_000, "save_s": 2.0})
-    wait_for(lambda: (tmp_path / "checkpoints" / "step-0003").is_dir())
+    wait_for(lambda: len(list((tmp_path / "checkpoints" / "step-0003").glob("host0-rank*"))) == 2)
     process.send_signal(number)
     time.sleep(0.3)
     process.send_signal(number)
