@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from chimera_train.config import (
     CheckpointConfig,
@@ -20,6 +20,7 @@ from chimera_train.config import (
     sha256_of,
 )
 from chimera_train.config.contract import is_reserved_variable
+from chimera_train.config.decode import fields_of
 
 Base = TypeVar("Base")
 LOCAL = "local"
@@ -43,7 +44,7 @@ class LaunchDataConfig(DataConfig):
     """Vocabulary of the tokenizer that made the shards; null is not checked before the start."""
 
     def validate(self) -> list[Problem]:
-        problems = super().validate()
+        problems = super().validate() + _empty("data", self)
         if self.size_gb is not None and self.size_gb < 0:
             problems.append(Problem("data.size_gb", f"{self.size_gb} is negative", "null is unknown"))
         if self.location != "stdlib" and not self.uri:
@@ -366,9 +367,9 @@ class Recipe:
 def _empty(key: str, section: Any) -> list[Problem]:
     """Text that is there and says nothing: it would silently mean "none"."""
     return [
-        Problem(f"{key}.{f.name}", "is empty", "null leaves it out")
-        for f in fields(section)
-        if getattr(section, f.name) == ""
+        Problem(f"{key}.{name}", "is empty", "null leaves it out")
+        for name, kind in fields_of(section.__class__).items()
+        if getattr(section, name) == "" and type(None) in get_args(kind)
     ]
 
 

@@ -368,6 +368,8 @@ class CheckpointConfig:
                     "use 2 or more",
                 )
             )
+        if not self.path:
+            problems.append(Problem("checkpoint.path", "is empty", "checkpoint.path=checkpoints"))
         if self.path.startswith("/") or ".." in self.path.split("/"):
             problems.append(Problem("checkpoint.path", f"{self.path!r} leaves the ml root"))
         return problems
