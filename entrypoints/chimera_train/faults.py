@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import signal
 
-from .config.contract import ATTEMPT_VARIABLE
+from .config.contract import ATTEMPT_VARIABLE, FAULT_VARIABLE
 
-FAULT_VARIABLE = "CHIMERA_FAULT"
 POINTS = ("step", "checkpoint_write")
 
 

@@ -27,9 +27,6 @@ from chimera_sm.targets.local.job import Channel, LocalJob, local_job
 from chimera_sm.targets.local.layout import RunFolder, check_checkpoint_path, lay_out
 from chimera_sm.targets.local.process import ProcessId
 from chimera_sm.targets.local.state import LocalState, read_state, write_state
-from chimera_train import faults
-from chimera_train.checkpoint import manifest
-from chimera_train.config import contract
 from chimera_train.data.dataset import DatasetInfo, TokenizerInfo, file_sha256, write_json
 from chimera_train.data.indexed import ShardWriter
 
@@ -348,8 +345,3 @@ def test_preparing_ends_with_the_launch(tmp_path: Path, monkeypatch: pytest.Monk
     while preparing.alive and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not preparing.alive
-
-
-def test_the_manifest_that_marks_a_checkpoint_is_the_trainer_s() -> None:
-    assert contract.MANIFEST_FILE == manifest.MANIFEST
-    assert contract.FAULT_VARIABLE == faults.FAULT_VARIABLE

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..config import ConfigError, ModelConfig, canonical_json, decode, encode
+from ..config.contract import MANIFEST_FILE
 
 SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
+MANIFEST = MANIFEST_FILE
 METADATA = "metadata.dcp"
 """torch.distributed.checkpoint's index. Torch's own name starts with a dot; whether SageMaker's sync takes hidden files
 is nowhere documented."""
