@@ -33,11 +33,12 @@ def main() -> None:
     run.wait()
 
     metrics = run.metrics()
-    first, last = metrics[0]["loss"], metrics[-1]["loss"]
-    print(f"\nloss {first:.3f} → {last:.3f}; a uniform guess is ln({recipe.model.vocab_size}) = ", end="")
+    uniform = math.log(recipe.model.vocab_size)
+    last = [m["loss"] for m in metrics[-50:]]
     print(
-        f"{math.log(recipe.model.vocab_size):.3f}; half of it {math.log(recipe.model.vocab_size) / 2:.3f}", flush=True
+        f"\nloss {metrics[0]['loss']:.3f} → {sum(last) / len(last):.3f} (mean of the last {len(last)} steps); ", end=""
     )
+    print(f"a uniform guess is ln({recipe.model.vocab_size}) = {uniform:.3f}, half of it {uniform / 2:.3f}", flush=True)
     command = [sys.executable, "-m", "chimera_sm", "generate", run.id, "--prompt", "def ", "--seed", "7"]
     print(f"\n$ {' '.join(['chimera_sm', *command[3:]])}", flush=True)
     subprocess.run(command, check=True)
