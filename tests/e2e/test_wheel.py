@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("dist")
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)],
-        check=True,
         capture_output=True,
+        text=True,
         timeout=120,
     )
+    assert done.returncode == 0, done.stdout + done.stderr
     (file,) = out.glob("*.whl")
     return file
 
