@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> None:
-    from chimera_sm.cli.main import EXIT_PIPE_CLOSED, run
-    from chimera_sm.errors import EXIT_USAGE
+    from chimera_sm.cli.main import run
+    from chimera_sm.errors import EXIT_PIPE_CLOSED, EXIT_USAGE
 
     code = run(sys.argv[1:])
     try:

@@ -15,6 +15,9 @@ EXIT_CHECKS = 3
 EXIT_RUN_FAILED = 4
 EXIT_RUN_STOPPED = 5
 EXIT_AWS_REFUSED = 6
+EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
+"""As the shell says it: 128 + SIGINT, 128 + SIGPIPE."""
 
 
 class ChimeraError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from chimera_sm.errors import EXIT_DONE, EXIT_USAGE, RunFailed, UsageError
+from chimera_sm.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, RunFailed, UsageError
 
 from .container import run_module
 from .options import json_option, run_argument
@@ -37,6 +37,6 @@ def command(
     if as_json:
         arguments.append("--json")
     code = run_module("chimera_train.generate", arguments)
-    if code not in (EXIT_DONE, EXIT_USAGE):
+    if code not in (EXIT_DONE, EXIT_USAGE, EXIT_INTERRUPTED):
         raise RunFailed(f"no text from {run.id}; the message above says why")
     return code

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 import click
 
 from chimera_sm import __version__
-from chimera_sm.errors import EXIT_BUG, EXIT_DONE, EXIT_USAGE, ChimeraError
-
-EXIT_INTERRUPTED = 130
-EXIT_PIPE_CLOSED = 141
-"""As the shell says it: 128 + SIGINT, 128 + SIGPIPE."""
+from chimera_sm.errors import (
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_PIPE_CLOSED,
+    EXIT_USAGE,
+    ChimeraError,
+)
 
 COMMANDS = {
     "recipes": ("recipes", "List, show and explain recipes."),

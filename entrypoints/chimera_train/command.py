@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as a shell says it."""
+
+
+def call(main: Callable[[], int]) -> NoReturn:
+    """Leave with `main`'s exit code; Ctrl-C is an end, not an error to trace back."""
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
 
 
 class Parser(argparse.ArgumentParser):

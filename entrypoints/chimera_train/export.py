@@ -28,7 +28,7 @@ from .checkpoint.checkpointer import store_of
 from .checkpoint.manifest import MANIFEST
 from .checkpoint.ranks import Ranks, RanksFailed
 from .checkpoint.state import plain_name
-from .command import EXIT_USAGE, Parser
+from .command import EXIT_USAGE, Parser, call
 from .config import ConfigError, MlRoot, ModelConfig, RecipeFile, decode
 from .config.contract import EXIT_FAILED, EXIT_FINISHED, RUN_ID_VARIABLE
 from .data.errors import DataError
@@ -338,4 +338,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    call(main)

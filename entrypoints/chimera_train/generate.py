@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .checkpoint import CheckpointError
-from .command import Parser, integer, not_negative, unicode_text
+from .command import Parser, call, integer, not_negative, unicode_text
 from .config import ConfigError
 from .config.contract import EXIT_FINISHED
 from .data.errors import DataError
@@ -162,4 +161,4 @@ def _run(options: argparse.Namespace, weights: Weights, tokenizer: TokenizerFile
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    call(main)
