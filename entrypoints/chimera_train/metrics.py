@@ -6,7 +6,6 @@ from `METRICS`, so a metric is added in one place.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +70,3 @@ def parse_line(line: str) -> dict[str, float] | None:
             except ValueError:
                 return None  # a torn line
     return found
-
-
-def is_finite(value: float) -> bool:
-    return math.isfinite(value)
