@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chimera_train.config.schema import DataConfig, TrainConfig
+from chimera_train.config import DataConfig, TrainConfig
 from chimera_train.data.dataset import DatasetInfo, TokenizerInfo, file_sha256, write_json
 from chimera_train.data.indexed import ShardWriter
 from chimera_train.data.loader import Loader

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from .config import ConfigError, LayoutConfig, Problem
@@ -96,7 +95,7 @@ def start(worker: Worker, *, collective_timeout_s: float, deterministic: bool) -
     )
 
 
-def set_collective_timeout(mesh: DeviceMesh, seconds: float) -> None:
+def set_collective_timeout(groups: Sequence[dist.ProcessGroup], seconds: float) -> None:
     """Once all ranks run alike: a collective that takes longer is a hang."""
-    for group in (dist.group.WORLD, *mesh.get_all_groups()):
+    for group in (dist.group.WORLD, *groups):
         _set_pg_timeout(timedelta(seconds=seconds), group)

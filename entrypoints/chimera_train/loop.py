@@ -15,7 +15,7 @@ from .data.loader import Loader
 from .distributed import Worker, set_collective_timeout
 from .model import Decoder, initialize
 from .optim import build_optimizer, learning_rate, set_learning_rate
-from .parallel import build_mesh, check_supported, parallelize
+from .parallel import Meshes, check_supported, parallelize
 from .reporter import Reporter
 from .signals import StopRequest
 from .step import StepResult, finish_gradients, forward_backward
@@ -46,10 +46,10 @@ class Trainer:
         )
         self.reporter = Reporter(recipe_file, self.plan, worker, root)
 
-        self.mesh = build_mesh(mesh_layout, worker.device.type)
+        self.meshes = Meshes(mesh_layout, worker.device.type)
         with torch.device("meta"):
             self.model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
-        parallelize(self.model, recipe, self.mesh)
+        parallelize(self.model, recipe, self.meshes)
         self.model.to_empty(device=worker.device)
         self.optimizer = build_optimizer(self.model, recipe.optim)
 
@@ -79,7 +79,7 @@ class Trainer:
             self.step += 1
             stopping = self._train_step(stop).stop
             if self.step == first_step:
-                set_collective_timeout(self.mesh, train.collective_timeout_s)
+                set_collective_timeout(self.meshes.all_groups(), train.collective_timeout_s)
             if self.step % GC_INTERVAL_STEPS == 0:
                 gc.collect()
             last = stopping or self.step == train.num_steps
@@ -98,7 +98,13 @@ class Trainer:
         batch = self.loader.next_step()
         sums = forward_backward(self.model, self.recipe, batch.micro_batches, self.worker.device)
         result = finish_gradients(
-            self.model, self.recipe.optim, sums, step=self.step, stop=stop.requested, wait_s=batch.wait_s
+            self.model,
+            self.recipe.optim,
+            sums,
+            self.meshes,
+            step=self.step,
+            stop=stop.requested,
+            wait_s=batch.wait_s,
         )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

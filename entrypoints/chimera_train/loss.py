@@ -17,42 +17,37 @@ IGNORE_INDEX = -100
 
 
 class LossSum(NamedTuple):
-    """Sums over the valid tokens of one micro-batch; all are scalars on the device."""
+    """Cross-entropies of one micro-batch in nats, summed over its valid tokens; float32."""
 
     total: Tensor
-    """What backward starts from: cross-entropy plus the weighted load-balancing loss."""
-    cross_entropy: Tensor
-    """Detached, float32, in nats."""
-    num_tokens: Tensor
-    """Valid tokens, int64."""
-
-    @classmethod
-    def of(cls, cross_entropy: Tensor, labels: Tensor, balances: list[Tensor], coefficient: float) -> LossSum:
-        """The load-balancing loss (mean over layers) counts once a token, so that it survives the division."""
-        num_tokens = (labels != IGNORE_INDEX).sum()
-        total = cross_entropy
-        if balances and coefficient:
-            total = total + coefficient * num_tokens * torch.stack(balances).mean()
-        return cls(total, cross_entropy.detach(), num_tokens)
+    """Scalar; what backward starts from."""
+    rows_B: Tensor
+    """Of each sequence; detached."""
 
 
-def chunked_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int) -> Tensor:
-    """Sum of cross-entropies of softmax(hidden @ weight.T) against `labels`, float32 scalar.
+def chunked_cross_entropy(hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor, chunk_tokens: int) -> LossSum:
+    """Cross-entropy of softmax(hidden @ weight.T) against labels, which are IGNORE_INDEX for no target.
 
-    hidden [..., D], weight [V, D], labels [...] with IGNORE_INDEX for no target. Gradients are computed chunk by
-    chunk in the forward pass, while a chunk's logits exist; nothing is recomputed in the backward pass, and
-    the weight is not read there. `chunk_tokens` 0 is one chunk.
+    Gradients are computed chunk by chunk in the forward pass, while a chunk's logits exist; nothing is recomputed in
+    the backward pass, and the weight is not read there. `chunk_tokens` 0 is one chunk.
     """
-    tokens = labels.numel()
-    return _ChunkedCrossEntropy.apply(
-        hidden.reshape(tokens, -1), weight, labels.reshape(tokens), chunk_tokens or tokens, torch.is_grad_enabled()
+    tokens = labels_BS.numel()
+    total, losses = _ChunkedCrossEntropy.apply(
+        hidden_BSD.reshape(tokens, -1),
+        weight_VD,
+        labels_BS.reshape(tokens),
+        chunk_tokens or tokens,
+        torch.is_grad_enabled(),
     )
+    return LossSum(total, losses.view_as(labels_BS).sum(dim=1))
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int, with_grad: bool) -> Tensor:
-        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    def forward(
+        ctx, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int, with_grad: bool
+    ) -> tuple[Tensor, Tensor]:
+        losses = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
         if with_grad:
             grad_hidden = torch.empty_like(hidden)
             # float32 even where the weight is bfloat16: the sum over chunks would lose the small ones.
@@ -65,7 +60,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             rows = torch.arange(len(target), device=target.device)
             logits = (hidden[chunk] @ weight.T).float()
             log_normalizer = logits.logsumexp(dim=-1)
-            loss += (log_normalizer - logits[rows, target]).where(valid, 0.0).sum()
+            losses[chunk] = (log_normalizer - logits[rows, target]).where(valid, 0.0)
             if with_grad:
                 grad = logits.sub_(log_normalizer[:, None]).exp_()  # softmax, in the memory of the logits
                 grad[rows, target] -= 1.0
@@ -74,10 +69,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_weight += grad.T @ hidden[chunk]
         if with_grad:
             ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
-        return loss
+        ctx.mark_non_differentiable(losses)
+        return losses.sum(), losses
 
     @staticmethod
-    def backward(ctx, upstream: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx, upstream: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
         # In place, because the weight's gradient is the largest tensor of the step. A second backward would raise.
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden.mul_(upstream), grad_weight.mul_(upstream), None, None, None

@@ -7,10 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from .config import OptimConfig
+from .model.local import local
 
 
 def learning_rate(step: int, optim: OptimConfig, num_steps: int) -> float:
@@ -59,10 +61,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
         group["lr"] = value
 
 
-def local_grad_norm_squared(parameters: Iterable[nn.Parameter], world_size: int) -> Tensor:
+def local_grad_norm_squared(parameters: Iterable[nn.Parameter], ranks: int) -> Tensor:
     """This rank's addend of the squared global L2 norm of the gradients, float64 scalar on their device.
 
-    The sum over all ranks is the squared norm: a shard that several ranks hold counts as many times less.
+    The sum over all ranks is the squared norm: a shard that several of the `ranks` of a pipeline stage hold counts as
+    many times less.
     """
     by_replicas: dict[int, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
@@ -71,9 +74,9 @@ def local_grad_norm_squared(parameters: Iterable[nn.Parameter], world_size: int)
             shards = math.prod(
                 grad.device_mesh.size(axis) for axis, placement in enumerate(grad.placements) if placement.is_shard()
             )
-            by_replicas[world_size // shards].append(grad.to_local())
+            by_replicas[ranks // shards].append(grad.to_local())
         elif grad is not None:
-            by_replicas[world_size].append(grad)
+            by_replicas[ranks].append(grad)
     addends = [
         torch.stack(torch._foreach_norm(grads)).double().square().sum() / replicas
         for replicas, grads in by_replicas.items()
@@ -81,9 +84,29 @@ def local_grad_norm_squared(parameters: Iterable[nn.Parameter], world_size: int)
     return torch.stack(addends).sum()
 
 
+def sum_over_tensor(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Complete the gradients of parameters that the tensor axis does not split, in one all-reduce.
+
+    Each rank of that axis computes with a part of the sequence, or of the heads behind the parameter, so what it has is
+    an addend. Reduced once a step rather than in every backward.
+    """
+    grads = [local(p.grad) for p in parameters if p.grad is not None and not _holds_own_part(p)]
+    if grads:
+        flat = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(flat, group=group)
+        parts = flat.split([grad.numel() for grad in grads])
+        torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])
+
+
+def _holds_own_part(parameter: nn.Parameter) -> bool:
+    """Whether the tensor axis splits the parameter: by itself, or as one of the axes that experts are sharded over."""
+    names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
+    return bool({"tensor", "expert", "expert_shard"}.intersection(names or ()))
+
+
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply every gradient in place."""
-    grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters if p.grad is not None]
+    grads = [local(p.grad) for p in parameters if p.grad is not None]
     torch._foreach_mul_(grads, factor)
 
 

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .config import OptimConfig, TrainRecipe
+from .loss import IGNORE_INDEX
 from .model import Decoder
-from .optim import clip_factor, local_grad_norm_squared, scale_gradients
-from .parallel import set_gradient_sync
+from .optim import clip_factor, local_grad_norm_squared, scale_gradients, sum_over_tensor
+from .parallel import Meshes, set_gradient_sync
 
 
 class NotFinite(RuntimeError):
@@ -48,15 +49,23 @@ def forward_backward(
         if device.type == "cuda":
             tokens = tokens.pin_memory().to(device, non_blocking=True)
         set_gradient_sync(model, recipe, last_micro_batch=index == len(micro_batches) - 1)
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
         # As an input, what is no label stands for token 0.
-        loss = model(tokens[:, :-1].clamp(min=0), tokens[:, 1:])
+        loss = model(inputs.clamp(min=0), labels)
         loss.total.backward()
-        sums += torch.stack((loss.cross_entropy, loss.num_tokens)).double()
+        sums += torch.stack((loss.rows_B.sum(), (labels != IGNORE_INDEX).sum())).double()
     return sums
 
 
 def finish_gradients(
-    model: Decoder, optim: OptimConfig, sums: Tensor, *, step: int, stop: bool = False, wait_s: float = 0.0
+    model: Decoder,
+    optim: OptimConfig,
+    sums: Tensor,
+    meshes: Meshes,
+    *,
+    step: int,
+    stop: bool = False,
+    wait_s: float = 0.0,
 ) -> StepResult:
     """Divide the gradients by the global count of valid tokens, and clip them. Collective.
 
@@ -69,8 +78,10 @@ def finish_gradients(
     of_host = torch.zeros(1 + world_size, dtype=torch.float64)
     of_host[0] = stop
     of_host[1 + rank] = wait_s
-    norm_squared = local_grad_norm_squared(parameters, world_size)
-    agreed = torch.cat((sums, norm_squared[None], of_host.to(sums.device, non_blocking=True)))
+    if meshes.layout.tensor > 1:
+        sum_over_tensor(parameters, meshes.tensor.get_group())
+    norm_squared = local_grad_norm_squared(parameters, world_size // meshes.layout.pipeline)
+    agreed = torch.cat((sums * meshes.reports_loss, norm_squared[None], of_host.to(sums.device, non_blocking=True)))
     dist.all_reduce(agreed)
     loss_sum, num_tokens, norm_squared, stops, *waits_s = agreed.tolist()
     if num_tokens == 0:

@@ -58,7 +58,7 @@ def test_nothing_but_the_two_packages_lands_in_site_packages(wheel):
     assert {t for t in tops if not t.endswith(".dist-info")} == {"chimera_sm", "chimera_train"}
     assert "chimera_sm/_recipes/config.yaml" in names
     assert "chimera_sm/_entrypoints/launch.py" in names
-    assert "chimera_sm/_entrypoints/chimera_train/config/schema.py" in names
+    assert "chimera_sm/_entrypoints/chimera_train/config/recipe.py" in names
     assert "chimera_sm/py.typed" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 

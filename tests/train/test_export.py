@@ -168,7 +168,7 @@ def export_sharded(rank: int, root: Path, kind: str) -> None:
 
     model = Decoder(config_of(kind))
     initialize(model, 7)
-    for block in model.layers:
+    for block in model.layers.values():
         fully_shard(block)
     fully_shard(model)
     export_model(model, config_of(kind), root / "sharded", dtype="float32")

@@ -31,7 +31,7 @@ from chimera_train.config import (
 from chimera_train.loss import IGNORE_INDEX
 from chimera_train.model import Decoder, initialize
 from chimera_train.optim import build_optimizer, learning_rate, set_learning_rate
-from chimera_train.parallel import build_mesh, parallelize
+from chimera_train.parallel import Meshes, parallelize
 from chimera_train.step import finish_gradients, forward_backward
 
 GLOBAL_BATCH, SEQUENCE, VOCAB = 8, 16, 67  # 67 rows do not divide over any number of ranks
@@ -150,7 +150,8 @@ def run_row(row: Row) -> Curve:
     plan = batch_plan(recipe.train, mesh_layout)
     with torch.device("meta"):
         model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
-    parallelize(model, recipe, build_mesh(mesh_layout, "cpu"), compile_backend="aot_eager")
+    meshes = Meshes(mesh_layout, "cpu")
+    parallelize(model, recipe, meshes, compile_backend="aot_eager")
     model.to_empty(device="cpu")
     initialize(model, recipe.train.seed)
     optimizer = build_optimizer(model, recipe.optim)
@@ -160,7 +161,7 @@ def run_row(row: Row) -> Curve:
         mine = global_batch(step, row.masked)[rank * share : (rank + 1) * share]
         micro_batches = np.split(mine, plan.accumulation_steps)
         sums = forward_backward(model, recipe, micro_batches, torch.device("cpu"))
-        result = finish_gradients(model, recipe.optim, sums, step=step)
+        result = finish_gradients(model, recipe.optim, sums, meshes, step=step)
         if step == 1:
             curve.grads = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
         set_learning_rate(optimizer, learning_rate(step, recipe.optim, row.steps))
@@ -211,8 +212,10 @@ def reference(model_name: str, steps: int, masked: bool) -> Curve:
             cross_entropy = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten(), reduction="sum")
             # The load-balancing loss is a matter of each micro-batch, which is a sequence in the rows with experts.
             total = model(inputs, labels).total if recipe.model.num_experts else cross_entropy
-            (total / num_tokens).backward()
+            total.backward()
             loss = loss + cross_entropy.detach() / num_tokens
+        for parameter in model.parameters():
+            parameter.grad /= num_tokens
         curve.norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), optim.max_grad_norm).item())
         if step == 1:
             curve.grads = {n: p.grad.clone() for n, p in model.named_parameters()}

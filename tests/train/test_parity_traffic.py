@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chimera_train.config import layout
 from chimera_train.model import Decoder, initialize
-from chimera_train.parallel import build_mesh, parallelize
+from chimera_train.parallel import Meshes, parallelize
 from chimera_train.step import finish_gradients, forward_backward
 
 GROUPS = 2 + 3  # blocks; embedding, head, and the root with the last norm
@@ -52,13 +52,14 @@ def count() -> dict[str, tuple[Counter, Counter]]:
         mesh_layout = layout(recipe.parallel, hosts=1, workers_per_host=4)
         model = Decoder(recipe.model)
         initialize(model, 0)
-        parallelize(model, recipe, build_mesh(mesh_layout, "cpu"))
+        meshes = Meshes(mesh_layout, "cpu")
+        parallelize(model, recipe, meshes)
         micro_batches = np.split(global_batch(1, False)[2 * rank : 2 * rank + 2], MICRO_BATCHES)
         for _ in range(2):  # the second is like every one after it
             with Collectives() as computing:
                 sums = forward_backward(model, recipe, micro_batches, torch.device("cpu"))
             with Collectives() as finishing:
-                finish_gradients(model, recipe.optim, sums, step=1)
+                finish_gradients(model, recipe.optim, sums, meshes, step=1)
             model.zero_grad()
         found[name] = (computing.counts, finishing.counts)
     return found

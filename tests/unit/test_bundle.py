@@ -36,7 +36,7 @@ def write(folder: Path, **files: str) -> None:
 
 def test_holds_the_trainer_and_the_recipe(tiny: RecipeFile) -> None:
     bundle = build_bundle(tiny, CodeConfig())
-    assert {"launch.py", "recipe.json", "chimera_train/config/schema.py"} <= set(bundle.files)
+    assert {"launch.py", "recipe.json", "chimera_train/config/recipe.py"} <= set(bundle.files)
     assert not [path for path in bundle.files if "__pycache__" in path or path.endswith(".pyc")]
     assert decode(RecipeFile, json.loads(bundle.files["recipe.json"])) == tiny
     assert [file["path"] for file in bundle.manifest["files"]] == sorted(bundle.files)

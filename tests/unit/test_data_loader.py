@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data_indexed import write_dataset
 
-from chimera_train.config.schema import DataConfig, TrainConfig
+from chimera_train.config import DataConfig, TrainConfig
 from chimera_train.data.dataset import TokenDataset
 from chimera_train.data.errors import DataError
 from chimera_train.data.loader import Loader

@@ -23,7 +23,7 @@ def case(dtype=torch.float32, ignored: int = 0):
 @pytest.mark.parametrize("ignored", [0, 9, TOKENS])
 def test_equals_the_plain_loss(chunk, ignored):
     hidden, weight, labels = case(ignored=ignored)
-    loss = chunked_cross_entropy(hidden, weight, labels, chunk)
+    loss = chunked_cross_entropy(hidden, weight, labels, chunk).total
     (loss * 0.5).backward()
     h, w, _ = case()
     plain = F.cross_entropy((h @ w.T).flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
@@ -35,7 +35,7 @@ def test_equals_the_plain_loss(chunk, ignored):
 
 def test_bfloat16_keeps_the_sum_over_chunks_in_float32():
     hidden, weight, labels = case(torch.bfloat16)
-    chunked_cross_entropy(hidden, weight, labels, 5).backward()
+    chunked_cross_entropy(hidden, weight, labels, 5).total.backward()
     h, w, _ = (t.double() if t.is_floating_point() else t for t in case(torch.bfloat16))
     h, w = h.detach().requires_grad_(), w.detach().requires_grad_()
     F.cross_entropy((h @ w.T).flatten(0, 1), labels.flatten(), reduction="sum").backward()
@@ -46,14 +46,14 @@ def test_bfloat16_keeps_the_sum_over_chunks_in_float32():
 
 def test_without_gradients_gives_the_loss_alone():
     hidden, weight, labels = case()
-    expected = chunked_cross_entropy(hidden, weight, labels, 8).item()
+    expected = chunked_cross_entropy(hidden, weight, labels, 8).total.item()
     with torch.no_grad():
-        assert chunked_cross_entropy(hidden, weight, labels, 8).item() == expected
+        assert chunked_cross_entropy(hidden, weight, labels, 8).total.item() == expected
 
 
 def test_a_second_backward_is_an_error():
     hidden, weight, labels = case()
-    loss = chunked_cross_entropy(hidden, weight, labels, 8)
+    loss = chunked_cross_entropy(hidden, weight, labels, 8).total
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="inplace"):
         loss.backward()

@@ -1,6 +1,7 @@
 """The decoder against transformers' own Llama and Mixtral, on the same weights."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from chimera_train.config import ModelConfig, RopeScaling, decode
 from chimera_train.config.flops import num_parameters
 from chimera_train.model import Decoder, initialize
 from chimera_train.model.hf import from_hf, hf_config, hf_names, to_hf
+from chimera_train.model.moe import load_balancing_loss
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "model"
 TINY = {
@@ -78,10 +80,10 @@ def test_gradients_equal_those_of_transformers(tmp_path):
     reference = hugging_face(config, model, tmp_path)
     tokens = torch.randint(0, config.vocab_size, (2, 65), generator=torch.Generator().manual_seed(2))
     loss = model(tokens[:, :-1], tokens[:, 1:])
-    (loss.total / loss.num_tokens).backward()
+    (loss.total / 128).backward()
     theirs = reference(tokens, labels=tokens).loss
     theirs.backward()
-    assert loss.cross_entropy.item() / 128 == pytest.approx(theirs.item(), abs=1e-6)
+    assert loss.total.item() / 128 == pytest.approx(theirs.item(), abs=1e-6)
     grads = dict(reference.named_parameters())
     for name, parameter in model.named_parameters():
         for part, grad in to_hf(name, parameter.grad, config).items():
@@ -92,28 +94,33 @@ def test_load_balancing_loss_is_that_of_mixtral():
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     config = MODELS["mixtral"]
-    layer = build(config).layers[0].feed_forward
-    x = torch.randn(3, 20, config.hidden_size, generator=torch.Generator().manual_seed(3))
-    _, balance = layer(x)
-    theirs = load_balancing_loss_func((layer.router(x.flatten(0, 1)),), config.num_experts, config.experts_per_token)
-    assert balance.item() == pytest.approx(theirs.item(), rel=1e-6)
+    router = build(config).layers["0"].feed_forward.router
+    logits = router(torch.randn(60, config.hidden_size, generator=torch.Generator().manual_seed(3)))
+    chosen = logits.topk(config.experts_per_token).indices
+    ours = load_balancing_loss(logits.softmax(-1), torch.bincount(chosen.flatten(), minlength=config.num_experts))
+    theirs = load_balancing_loss_func((logits,), config.num_experts, config.experts_per_token)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
 
 
 def test_load_balancing_loss_reaches_the_router_weighted_by_tokens():
     config = MODELS["mixtral"]
     tokens = torch.randint(0, config.vocab_size, (2, 33), generator=torch.Generator().manual_seed(4))
-    model = build(config)
-    loss = model(tokens[:, :-1], tokens[:, 1:])
-    x, cosine_sine = model.embedding(tokens[:, :-1]), None
-    balances = []
-    for block in model.layers:
-        from chimera_train.model.decoder import rope_table
 
-        cosine_sine = rope_table(config, 32, x.device)
-        x, balance = block(x, *cosine_sine)
-        balances.append(balance)
-    expected = loss.cross_entropy + 0.02 * 64 * sum(balances) / 2
-    torch.testing.assert_close(loss.total, expected)
+    def router_gradient(coefficient: float) -> torch.Tensor:
+        model = build(replace(config, router_aux_loss_coefficient=coefficient))
+        model(tokens[:, :-1], tokens[:, 1:]).total.backward()
+        return model.layers["1"].feed_forward.router.weight.grad
+
+    model = build(config)
+    layer, seen = model.layers["1"].feed_forward, []
+    layer.router.register_forward_hook(lambda module, inputs, logits: seen.append(logits))
+    model(tokens[:, :-1])
+    chosen = seen[0].topk(config.experts_per_token).indices
+    counts = torch.bincount(chosen.flatten(), minlength=config.num_experts)
+    (0.02 * 64 * load_balancing_loss(seen[0].softmax(-1), counts) / 2).backward()
+    torch.testing.assert_close(
+        router_gradient(0.02) - router_gradient(0.0), layer.router.weight.grad, atol=1e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda p: p.stem)

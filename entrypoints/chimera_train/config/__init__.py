@@ -1,25 +1,19 @@
 """Definitions that the launching side and the container share: stdlib only, never torch."""
 
 from .batch import BatchPlan, batch_plan
+from .checkpoint import CheckpointConfig
 from .contract import MlRoot
+from .data import DataConfig
 from .decode import ConfigError, canonical_json, decode, encode, nearest, sha256_of
 from .flops import flops_per_token, num_active_parameters, num_parameters
 from .mesh import AXES, MeshLayout, layout
-from .schema import (
-    SCHEMA_VERSION,
-    CheckpointConfig,
-    DataConfig,
-    LayoutConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    PrecisionConfig,
-    Problem,
-    RecipeFile,
-    RopeScaling,
-    TrainConfig,
-    TrainRecipe,
-)
+from .model import ModelConfig, RopeScaling
+from .optim import OptimConfig
+from .parallel import ParallelConfig
+from .precision import PrecisionConfig
+from .problem import Problem
+from .recipe import SCHEMA_VERSION, LayoutConfig, RecipeFile, TrainRecipe
+from .train import TrainConfig
 
 __all__ = [
     "AXES",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from .decode import ConfigError
 from .mesh import MeshLayout
-from .schema import Problem, TrainConfig
+from .problem import Problem
+from .train import TrainConfig
 
 
 @dataclass(frozen=True)

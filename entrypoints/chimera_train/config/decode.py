@@ -16,7 +16,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from .schema import Problem
+from .problem import Problem
 
 T = TypeVar("T")
 _MISSING = object()

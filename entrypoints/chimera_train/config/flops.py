@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .schema import ModelConfig
+from .model import ModelConfig
 
 
 def attention_parameters(model: ModelConfig) -> int:

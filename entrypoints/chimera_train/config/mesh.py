@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .decode import ConfigError
-from .schema import ParallelConfig, Problem, divisors
+from .parallel import ParallelConfig
+from .problem import Problem, divisors
 
 AXES = ("pipeline", "data_parallel", "fully_sharded", "context", "tensor")
 SUPPORTED_AXES = ("data_parallel", "fully_sharded")
@@ -33,6 +34,17 @@ class MeshLayout:
     @property
     def world_size(self) -> int:
         return self.hosts * self.workers_per_host
+
+    @property
+    def shard(self) -> int:
+        """Ranks that dense parameters are sharded over."""
+        return self.fully_sharded * self.context
+
+    @property
+    def expert_shard(self) -> int:
+        """Ranks that one expert's parameters are sharded over: what expert parallel leaves of the ranks of a replica's
+        stage, which all hold different tokens."""
+        return self.fully_sharded * self.context * self.tensor // self.expert
 
     @property
     def data_parallel_size(self) -> int:
@@ -113,14 +125,15 @@ def layout(parallel: ParallelConfig, *, hosts: int, workers_per_host: int) -> Me
                     )
                 ]
             )
-    if sharded * parallel.context_parallel % parallel.expert_parallel:
+    tokens_apart = sharded * parallel.context_parallel * parallel.tensor_parallel
+    if tokens_apart % parallel.expert_parallel:
         raise ConfigError(
             [
                 Problem(
                     "parallel.expert_parallel",
-                    f"{parallel.expert_parallel} does not divide fully_sharded × context_parallel = "
-                    f"{sharded * parallel.context_parallel}",
-                    f"use one of {divisors(sharded * parallel.context_parallel)}",
+                    f"{parallel.expert_parallel} does not divide fully_sharded × context_parallel × tensor_parallel = "
+                    f"{tokens_apart}",
+                    f"use one of {divisors(tokens_apart)}",
                 )
             ]
         )

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chimera_train.config.schema import DataConfig, TrainConfig
+from chimera_train.config import DataConfig, TrainConfig
 
 from .dataset import DATASET_FILE, TokenDataset
 from .errors import DataError

@@ -10,13 +10,16 @@ head, F width of the SwiGLU, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig, RopeScaling
-from ..loss import LossSum, chunked_cross_entropy
+from ..config.stages import Stage, whole
+from ..loss import IGNORE_INDEX, LossSum, chunked_cross_entropy
+from .local import Linear, local
 from .moe import MixtureOfExperts
 
 
@@ -38,10 +41,11 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None, d
     return (1 - keep) * frequencies / scaling.factor + keep * frequencies
 
 
-def rope_table(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles, each [S, C / 2], float32."""
+def rope_table(config: ModelConfig, positions_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles of every position (integers), each [S, C / 2], float32."""
+    device = positions_S.device
     frequencies = rope_frequencies(config.attention_head_dim, config.rope_theta, config.rope_scaling, device)
-    angles = torch.outer(torch.arange(length, device=device).float(), frequencies)
+    angles = torch.outer(positions_S.float(), frequencies)
     return angles.cos(), angles.sin()
 
 
@@ -51,18 +55,29 @@ def apply_rope(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
+class CausalAttention(nn.Module):
+    """The core of attention: every query sees the keys at its own position and before. No parameters.
+
+    Context parallel puts another in its place, which also sees the keys that other ranks hold.
+    """
+
+    def forward(self, q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
+        grouped = q_BHSC.shape[1] != k_BKSC.shape[1]
+        return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=grouped)
+
+
 class Attention(nn.Module):
-    """Causal grouped-query attention with rotary positions."""
+    """Grouped-query attention with rotary positions. The heads that it computes are those of its weights."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.head_dim = config.attention_head_dim
         width, kv_width = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
-        self.grouped = config.num_kv_heads != config.num_heads
+        self.q_proj = Linear(config.hidden_size, width, bias=False)
+        self.k_proj = Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = Linear(width, config.hidden_size, bias=False)
+        self.core = CausalAttention()
 
     def forward(self, x_BSD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         q_BHSC, k_BKSC, v_BKSC = (
@@ -70,8 +85,7 @@ class Attention(nn.Module):
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         q_BHSC, k_BKSC = apply_rope(q_BHSC, cosine, sine), apply_rope(k_BKSC, cosine, sine)
-        out_BHSC = F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=self.grouped)
-        return self.o_proj(out_BHSC.transpose(1, 2).flatten(2))
+        return self.o_proj(self.core(q_BHSC, k_BKSC, v_BKSC).transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -79,9 +93,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
@@ -97,14 +111,25 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = MixtureOfExperts(config) if config.num_experts else FeedForward(config)
 
-    def forward(self, x_BSD: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The residual stream, and the load-balancing loss of a mixture of experts (None where dense)."""
+    def forward(self, x_BSD: Tensor, cosine: Tensor, sine: Tensor, balance_weight: Tensor | None) -> Tensor:
+        """The residual stream. `balance_weight`: scalar, weight of this layer's load-balancing loss; None: no such loss
+        (dense, or no training)."""
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cosine, sine)
         normed_BSD = self.feed_forward_norm(x_BSD)
         if isinstance(self.feed_forward, MixtureOfExperts):
-            out_BSD, balance = self.feed_forward(normed_BSD)
-            return x_BSD + out_BSD, balance
-        return x_BSD + self.feed_forward(normed_BSD), None
+            return x_BSD + self.feed_forward(normed_BSD, balance_weight)
+        return x_BSD + self.feed_forward(normed_BSD)
+
+
+class Embedding(nn.Module):
+    """The token table."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        return F.embedding(tokens_BS, local(self.weight))
 
 
 class Head(nn.Module):
@@ -117,46 +142,69 @@ class Head(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
 
-    def forward(self, x_BSD: Tensor, labels_BS: Tensor | None, chunk_tokens: int) -> Tensor:
+    def forward(self, x_BSD: Tensor, labels_BS: Tensor | None, chunk_tokens: int) -> Tensor | LossSum:
         return _logits_or_loss(x_BSD, self.weight, labels_BS, chunk_tokens)
 
 
-def _logits_or_loss(x_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor | None, chunk_tokens: int) -> Tensor:
+def _logits_or_loss(x_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor | None, chunk_tokens: int) -> Tensor | LossSum:
     if labels_BS is None:
-        return F.linear(x_BSD, weight_VD)
-    return chunked_cross_entropy(x_BSD, weight_VD, labels_BS, chunk_tokens)
+        return F.linear(x_BSD, local(weight_VD))
+    return chunked_cross_entropy(x_BSD, local(weight_VD), labels_BS, chunk_tokens)
+
+
+def consecutive_positions(length: int, device: torch.device) -> Tensor:
+    """Of a sequence that stands whole on this rank."""
+    return torch.arange(length, device=device)
 
 
 class Decoder(nn.Module):
-    """The whole model. Parameter names are those of checkpoints, whatever the parallelism.
+    """The whole model, or one stage of it. Parameter names are those of checkpoints, whatever the parallelism.
 
     `loss_chunk_tokens` is train.loss_chunk_tokens: tokens whose logits exist at one time; 0 is all of them.
     """
 
-    def __init__(self, config: ModelConfig, *, loss_chunk_tokens: int = 0):
+    def __init__(self, config: ModelConfig, *, stage: Stage | None = None, loss_chunk_tokens: int = 0):
         super().__init__()
+        stage = stage or whole(config)
         self.config = config
+        self.stage = stage
         self.loss_chunk_tokens = loss_chunk_tokens
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-        self.head = None if config.tie_embeddings else Head(config)
+        self.positions: Callable[[int, torch.device], Tensor] = consecutive_positions
+        """(tokens of a sequence on this rank, device) → their positions in the sequence, int64 [S]."""
+        self.sequence_split = 1
+        """Ranks over which the hidden states between blocks are split along S; what is not split is the tokens."""
+        tied_copy = stage.last and config.tie_embeddings  # a stage of its own has the matrix for the output alone
+        self.embedding = Embedding(config) if stage.first or tied_copy else None
+        self.layers = nn.ModuleDict({str(number): Block(config) for number in stage.layers})
+        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps) if stage.last else None
+        self.head = Head(config) if stage.last and not config.tie_embeddings else None
 
-    def forward(self, tokens_BS: Tensor, labels_BS: Tensor | None = None) -> Tensor | LossSum:
-        """Logits [B, S, V] without labels; with labels (the token that follows each position, or -100 for none)
-        the loss summed over them."""
-        cosine, sine = rope_table(self.config, tokens_BS.shape[1], tokens_BS.device)
-        x_BSD = self.embedding(tokens_BS)
-        balances: list[Tensor] = []
-        for block in self.layers:
-            x_BSD, balance = block(x_BSD, cosine, sine)
-            if balance is not None:
-                balances.append(balance)
+    def forward(self, x: Tensor, labels_BS: Tensor | None = None) -> Tensor | LossSum:
+        """The first stage takes tokens [B, S], later ones the hidden states [B, S, D] of the stage before. The last
+        gives logits [B, S, V] without labels, and with labels (the token that follows each position, or -100 for none)
+        the loss summed over them; earlier ones give hidden states."""
+        if self.stage.first:
+            assert self.embedding is not None
+            length, x_BSD = x.shape[1], self.embedding(x)
+        else:
+            length, x_BSD = x.shape[1] * self.sequence_split, x
+        cosine, sine = rope_table(self.config, self.positions(length, x.device))
+        balance_weight = self._balance_weight(labels_BS)
+        for block in self.layers.values():
+            x_BSD = block(x_BSD, cosine, sine, balance_weight)
+        if not self.stage.last:
+            return x_BSD
+        assert self.norm is not None
         x_BSD = self.norm(x_BSD)
         if self.head is not None:
-            output = self.head(x_BSD, labels_BS, self.loss_chunk_tokens)
-        else:
-            output = _logits_or_loss(x_BSD, self.embedding.weight, labels_BS, self.loss_chunk_tokens)
-        if labels_BS is None:
-            return output
-        return LossSum.of(output, labels_BS, balances, self.config.router_aux_loss_coefficient)
+            return self.head(x_BSD, labels_BS, self.loss_chunk_tokens)
+        assert self.embedding is not None
+        return _logits_or_loss(x_BSD, self.embedding.weight, labels_BS, self.loss_chunk_tokens)
+
+    def _balance_weight(self, labels_BS: Tensor | None) -> Tensor | None:
+        """The load-balancing loss is the mean over layers, and counts once a valid token, so that it survives the
+        division of the gradients by the count of tokens."""
+        coefficient = self.config.router_aux_loss_coefficient
+        if labels_BS is None or not (self.config.num_experts and coefficient):
+            return None
+        return (labels_BS != IGNORE_INDEX).sum() * (coefficient / self.config.num_layers)

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from .local import Linear, local
+from .side_loss import add_side_loss
 
 
 class Experts(nn.Module):
@@ -33,11 +35,19 @@ class Experts(nn.Module):
         One kernel for all experts on Hopper and later; before, torch loops over them and waits for `ends_E`.
         """
         gate_EFD, up_EFD, down_EDF = (
-            weight.unflatten(0, (self.num_experts, -1)) for weight in (self.gate_proj, self.up_proj, self.down_proj)
+            local(weight).unflatten(0, (self.num_experts, -1))
+            for weight in (self.gate_proj, self.up_proj, self.down_proj)
         )
         gate_RF = F.grouped_mm(x_RD, gate_EFD.transpose(1, 2), offs=ends_E)
         up_RF = F.grouped_mm(x_RD, up_EFD.transpose(1, 2), offs=ends_E)
         return F.grouped_mm(F.silu(gate_RF) * up_RF, down_EDF.transpose(1, 2), offs=ends_E)
+
+
+def load_balancing_loss(probabilities_TE: Tensor, counts_E: Tensor) -> Tensor:
+    """E × Σ_e f_e P_e (Switch Transformer, arXiv 2101.03961, eq. 4): f_e routed copies to expert e for each token, P_e
+    its mean probability. Balanced, it is K."""
+    share_E = counts_E.float() / probabilities_TE.shape[0]
+    return probabilities_TE.shape[1] * (share_E * probabilities_TE.mean(dim=0)).sum()
 
 
 class MixtureOfExperts(nn.Module):
@@ -47,12 +57,11 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.num_experts = config.num_experts
         self.experts_per_token = config.experts_per_token
-        self.router = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.router = Linear(config.hidden_size, config.num_experts, bias=False)
         self.experts = Experts(config)
 
-    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts' mix, and the load-balancing loss E × Σ_e f_e P_e (Switch Transformer, arXiv 2101.03961,
-        eq. 4): f_e routed copies to expert e for each token, P_e its mean probability. Balanced, it is K."""
+    def forward(self, x_BSD: Tensor, balance_weight: Tensor | None) -> Tensor:
+        """The experts' mix. `balance_weight` (scalar) × the load-balancing loss is added to what is minimised."""
         x_TD = x_BSD.flatten(0, 1)
         probabilities_TE = self.router(x_TD).softmax(dim=-1, dtype=torch.float32)
         weights_TK, experts_TK = probabilities_TE.topk(self.experts_per_token, dim=-1)
@@ -68,6 +77,7 @@ class MixtureOfExperts(nn.Module):
         out_TKD = out_RD[order_R.argsort()].unflatten(0, (-1, self.experts_per_token))
         out_TD = (out_TKD * weights_TK[..., None]).sum(dim=1)
 
-        share_E = counts_E.float() / x_TD.shape[0]
-        balance = self.num_experts * (share_E * probabilities_TE.mean(dim=0)).sum()
-        return out_TD.view_as(x_BSD), balance
+        if balance_weight is not None:
+            balance = load_balancing_loss(probabilities_TE, counts_E)
+            out_TD = add_side_loss(out_TD, balance_weight * balance)
+        return out_TD.view_as(x_BSD)

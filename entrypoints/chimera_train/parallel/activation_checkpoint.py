@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from .config.schema import ActivationCheckpointing
+from ..config.train import ActivationCheckpointing
 
 aten = torch.ops.aten
 

@@ -1,0 +1,32 @@
+"""What is read: the recipe's `data` section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Tokenised shards (Megatron `.bin`/`.idx` and a `dataset.json`), as `chimera_sm data prepare` writes them."""
+
+    name: str
+    channel: str = "train"
+    """Input channel that holds the shards: `<ml root>/input/data/<channel>`."""
+    path: str = ""
+    """Folder of the shards inside the channel."""
+    shuffle: bool = True
+    """False: samples in the order of the corpus."""
+    prefetch_batches: int = 4
+    """Micro-batches that one background thread reads ahead; 0 reads in the step itself."""
+
+    def validate(self) -> list[Problem]:
+        problems = []
+        if self.prefetch_batches < 0:
+            problems.append(Problem("data.prefetch_batches", f"{self.prefetch_batches} is negative"))
+        if self.path.startswith("/") or ".." in self.path.split("/"):
+            problems.append(
+                Problem("data.path", f"{self.path!r} leaves the channel", "give a folder inside the channel")
+            )
+        return problems

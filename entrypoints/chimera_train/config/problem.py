@@ -1,0 +1,19 @@
+"""What a broken rule of a recipe looks like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule: the dotted recipe key, what is wrong with which value, and what to type instead."""
+
+    key: str
+    message: str
+    fix: str = ""
+
+
+def divisors(number: int) -> list[int]:
+    """All positive divisors, ascending: the valid values that an error offers."""
+    return [d for d in range(1, number + 1) if number % d == 0]

@@ -1,0 +1,145 @@
+"""What the trainer reads: one frozen dataclass a section, in the standard library alone.
+
+The launching side (`chimera_sm.recipe.schema`) extends these classes with what only it knows; the container reads the
+same classes back from `recipe.json`. A field's docstring stands under it and says unit, interaction and rule.
+Rules over one section are in its `validate`, rules over several in `TrainRecipe.validate`; both return a list of
+`Problem`, so that a user sees every error of a recipe at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .checkpoint import CheckpointConfig
+from .data import DataConfig
+from .model import ModelConfig
+from .optim import OptimConfig
+from .parallel import ParallelConfig
+from .precision import PrecisionConfig
+from .problem import Problem, divisors
+from .train import TrainConfig
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe:
+    """Everything `train.py` reads, and nothing else."""
+
+    name: str
+    model: ModelConfig
+    parallel: ParallelConfig
+    train: TrainConfig
+    data: DataConfig
+    optim: OptimConfig
+    precision: PrecisionConfig
+    checkpoint: CheckpointConfig
+
+    def validate(self) -> list[Problem]:
+        """Every broken rule that needs no world size; see `mesh.layout` and `batch.batch_plan` for those that do."""
+        problems: list[Problem] = []
+        for section in (
+            self.model,
+            self.parallel,
+            self.train,
+            self.data,
+            self.optim,
+            self.precision,
+            self.checkpoint,
+        ):
+            problems += section.validate()
+        if problems:
+            return problems
+        model, parallel, train, optim = self.model, self.parallel, self.train, self.optim
+        if train.sequence_length > model.max_position_embeddings:
+            problems.append(
+                Problem(
+                    "train.sequence_length",
+                    f"{train.sequence_length} exceeds model.max_position_embeddings={model.max_position_embeddings}",
+                )
+            )
+        for key, size in (("num_heads", model.num_heads), ("num_kv_heads", model.num_kv_heads)):
+            if size % parallel.tensor_parallel:
+                problems.append(
+                    Problem(
+                        "parallel.tensor_parallel",
+                        f"{parallel.tensor_parallel} does not divide model.{key}={size}",
+                        f"use one of {divisors(size)}",
+                    )
+                )
+                break
+        if parallel.pipeline_parallel > model.num_layers:
+            problems.append(
+                Problem(
+                    "parallel.pipeline_parallel",
+                    f"{parallel.pipeline_parallel} stages for model.num_layers={model.num_layers}",
+                    f"use at most {model.num_layers}",
+                )
+            )
+        elif model.num_layers % parallel.pipeline_parallel:
+            problems.append(
+                Problem(
+                    "parallel.pipeline_parallel",
+                    f"{parallel.pipeline_parallel} does not divide model.num_layers={model.num_layers}",
+                    f"use one of {divisors(model.num_layers)}",
+                )
+            )
+        if train.sequence_length % (2 * parallel.context_parallel) and parallel.context_parallel > 1:
+            problems.append(
+                Problem(
+                    "parallel.context_parallel",
+                    f"2 × {parallel.context_parallel} does not divide train.sequence_length={train.sequence_length}",
+                    "head-tail balancing cuts a sequence into twice as many pieces",
+                )
+            )
+        if parallel.expert_parallel > 1 and (model.num_experts == 0 or model.num_experts % parallel.expert_parallel):
+            problems.append(
+                Problem(
+                    "parallel.expert_parallel",
+                    f"{parallel.expert_parallel} does not divide model.num_experts={model.num_experts}",
+                    f"use one of {divisors(model.num_experts) if model.num_experts else [1]}",
+                )
+            )
+        if model.num_experts and train.compile and self.precision.param_dtype != "bfloat16":
+            problems.append(
+                Problem(
+                    "train.compile",
+                    f"torch compiles grouped matrix products of experts in bfloat16 only, and precision.param_dtype is "
+                    f"{self.precision.param_dtype}",
+                    "set precision=bf16, or train.compile=false",
+                )
+            )
+        if optim.decay_steps is not None and optim.decay_steps + optim.warmup_steps > train.num_steps:
+            problems.append(
+                Problem(
+                    "optim.decay_steps",
+                    f"{optim.decay_steps} + optim.warmup_steps={optim.warmup_steps} exceeds "
+                    f"train.num_steps={train.num_steps}",
+                )
+            )
+        return problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutConfig:
+    """The machines that the plan counted on; a worker that finds others stops at once."""
+
+    hosts: int
+    workers_per_host: int
+
+    @property
+    def world_size(self) -> int:
+        return self.hosts * self.workers_per_host
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeFile:
+    """`recipe.json`, beside `train.py` in the code bundle: the recipe as it was planned."""
+
+    recipe: TrainRecipe
+    layout: LayoutConfig
+    recipe_hash: str
+    """SHA-256 (hex) of the canonical JSON of the whole recipe, the launching side's part included."""
+    peak_tflops: float | None = None
+    """Dense bf16 peak of one accelerator, from the catalogue, for MFU; None prints MFU as unknown."""
+    schema_version: int = field(default=SCHEMA_VERSION)

@@ -1,0 +1,7 @@
+"""Every way to spread a step over ranks. The model knows nothing of it; one technique a file, applied in `apply`."""
+
+from .apply import check_supported, parallelize
+from .fsdp import set_gradient_sync
+from .meshes import Meshes
+
+__all__ = ["Meshes", "check_supported", "parallelize", "set_gradient_sync"]

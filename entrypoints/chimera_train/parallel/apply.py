@@ -1,0 +1,56 @@
+"""Parallelism, applied to a model that knows nothing of it: checkpointing → compile → FSDP, in this order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+import torch
+
+from ..config import ConfigError, MeshLayout, Problem, TrainRecipe
+from ..config.mesh import SUPPORTED_AXES
+from ..model import Decoder
+from .activation_checkpoint import apply_activation_checkpointing
+from .fsdp import shard
+from .meshes import Meshes
+
+
+def check_supported(layout: MeshLayout) -> None:
+    """Raise ConfigError for every axis whose degree the trainer cannot run."""
+    degrees = {axis: getattr(layout, axis) for axis in ("pipeline", "context", "tensor", "expert")}
+    problems = [
+        Problem(
+            f"parallel.{axis}_parallel",
+            f"{degree}, but this trainer runs {' and '.join(SUPPORTED_AXES)} only",
+            f"set parallel.{axis}_parallel=1",
+        )
+        for axis, degree in degrees.items()
+        if degree > 1 and axis not in SUPPORTED_AXES
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_backend: str = "inductor") -> None:
+    """Apply the recipe's techniques in place. `model` may be on the meta device. Raises ConfigError where the machine
+    lacks what compiling needs."""
+    for block in model.layers.values():
+        apply_activation_checkpointing(block, recipe.train.activation_checkpointing)
+    if recipe.train.compile:
+        if compile_backend == "inductor" and meshes.device_type == "cpu":
+            _check_compiler()
+        for block in model.layers.values():
+            # The forward alone, so that FSDP's hooks stay outside of the graph.
+            block.forward = torch.compile(block.forward, backend=compile_backend, fullgraph=True)
+    shard(model, recipe, meshes)
+
+
+def _check_compiler() -> None:
+    """On a CPU inductor writes C++, and compiles it with what CXX names or by the name below
+    (torch._inductor.config.cpp.cxx). Without it the first step would fail in the middle of torch."""
+    compiler = (os.environ.get("CXX", "").split() or ["clang++" if sys.platform == "darwin" else "g++"])[0]
+    if shutil.which(compiler) is None:
+        message = f"compiling needs a C++ compiler, and this machine has none ({compiler} is not there)"
+        fix = "set train.compile=false, or install g++ (Debian: build-essential), or name one in CXX"
+        raise ConfigError([Problem("train.compile", message, fix)])
