@@ -117,9 +117,10 @@ def residual_width(case: Occupancy) -> float:
 
 
 def _widths(case: Occupancy) -> tuple[float, float, float, float]:
-    """Per rank: query heads, key (or value) heads, SwiGLU (of all experts of a token), heads."""
+    """Per rank: query heads, key (or value) heads, SwiGLU (of all experts of a token), heads. Those of latent
+    attention, whose values are narrower than its keys, at their mean."""
     model, tensor = case.model, case.layout.tensor
-    head_dim = model.attention_head_dim
+    head_dim = (model.query_key_dim + model.value_dim) / 2
     mlp = model.intermediate_size * max(1, model.experts_per_token) / tensor
     return model.num_heads * head_dim / tensor, model.num_kv_heads * head_dim / tensor, mlp, model.num_heads / tensor
 

@@ -9,6 +9,7 @@ from chimera_train.config.flops import (
     attention_parameters,
     embedding_parameters,
     mlp_parameters,
+    unsplit_attention_parameters,
 )
 
 
@@ -40,7 +41,8 @@ def stage_parameters(model: ModelConfig, layout: MeshLayout, stage: int) -> Stag
     """
     layers = model.num_layers // layout.pipeline
     mlp = mlp_parameters(model) / layout.tensor
-    dense_layer = attention_parameters(model) / layout.tensor + 2 * model.hidden_size
+    unsplit = unsplit_attention_parameters(model)
+    dense_layer = unsplit + (attention_parameters(model) - unsplit) / layout.tensor + 2 * model.hidden_size
     expert_layer = 0.0
     if model.num_experts:
         dense_layer += model.hidden_size * model.num_experts

@@ -19,7 +19,7 @@ from chimera_train.config import (
     TrainConfig,
     flops_per_token,
 )
-from chimera_train.config.flops import attention_parameters, embedding_parameters, mlp_parameters
+from chimera_train.config.flops import attention_parameters, embedding_parameters, mlp_parameters, seen_twice
 
 from .coefficients import coefficient
 from .parameters import stage_parameters
@@ -138,7 +138,8 @@ def layer_compute_s(work: Workload, peak_tflops: float) -> float:
         dense_parameters += mlp_parameters(model)
     matmul_s = 2 * work.tokens * dense_parameters / tensor / (peak_tflops * 1e12 * efficiency) + expert_s
     # Causal kernels skip the half above the diagonal; context parallel balances it between ranks.
-    attention_flops = 2 * work.tokens * work.batch.sequence_length * model.num_heads * model.attention_head_dim / tensor
+    channels = model.num_heads * (model.query_key_dim + model.value_dim) / tensor
+    attention_flops = work.tokens * seen_twice(model, work.batch.sequence_length) * channels
     attention_s = attention_flops / (peak_tflops * 1e12 * coefficient("attention_efficiency", family))
     recompute, backward = work.passes
     forward_s = (matmul_s + attention_s) / stack_speed(work)
@@ -177,7 +178,8 @@ def context_parallel_s(work: Workload) -> float:
     degree = work.layout.context
     if degree == 1:
         return 0.0
-    keys_values = 2 * work.model.num_kv_heads * work.model.attention_head_dim / work.layout.tensor
+    model = work.model
+    keys_values = model.num_kv_heads * (model.query_key_dim + model.value_dim) / work.layout.tensor
     size = work.tokens * keys_values * work.element_bytes * (degree - 1)
     spans_hosts = degree * work.layout.tensor > work.layout.workers_per_host
     bandwidth = network_bytes_s(work) if spans_hosts else link_bytes_s(work.instance)

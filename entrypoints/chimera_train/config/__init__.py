@@ -6,13 +6,15 @@ from .contract import MlRoot
 from .data import DataConfig
 from .decode import ConfigError, canonical_json, decode, encode, nearest, sha256_of
 from .flops import flops_per_token, num_active_parameters, num_parameters
+from .latent_attention import LatentAttention
 from .mesh import AXES, MeshLayout, layout
-from .model import ModelConfig, RopeScaling
+from .model import ModelConfig
 from .optim import OptimConfig
 from .parallel import ParallelConfig
 from .precision import PrecisionConfig
 from .problem import Problem
 from .recipe import SCHEMA_VERSION, LayoutConfig, RecipeFile, TrainRecipe
+from .rope import RopeScaling
 from .train import TrainConfig
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "CheckpointConfig",
     "ConfigError",
     "DataConfig",
+    "LatentAttention",
     "LayoutConfig",
     "MeshLayout",
     "MlRoot",

@@ -6,10 +6,25 @@ from .model import ModelConfig
 
 
 def attention_parameters(model: ModelConfig) -> int:
-    """Projections of queries, keys, values and output of one layer."""
-    query_width = model.num_heads * model.attention_head_dim
-    key_value_width = model.num_kv_heads * model.attention_head_dim
-    return model.hidden_size * (2 * query_width + 2 * key_value_width)
+    """One layer's attention: projections, biases, and the norms inside of it."""
+    whole = unsplit_attention_parameters(model)
+    hidden, output = model.hidden_size, model.hidden_size * model.num_heads * model.value_dim
+    if (latent := model.latent_attention) is not None:
+        queries = (latent.q_lora_rank or hidden) * model.num_heads * latent.qk_head_dim
+        keys_values = latent.kv_lora_rank * model.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        return whole + queries + keys_values + output
+    width = (model.num_heads + 2 * model.num_kv_heads) * model.attention_head_dim
+    return whole + (hidden + model.attention_bias) * width + output
+
+
+def unsplit_attention_parameters(model: ModelConfig) -> int:
+    """What of a layer's attention belongs to no head, so that every rank of tensor parallel has it: the norms inside
+    of it, and the projections to latents."""
+    if (latent := model.latent_attention) is not None:
+        keys_values = model.hidden_size * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
+        queries = (model.hidden_size + 1) * latent.q_lora_rank if latent.q_lora_rank is not None else 0
+        return keys_values + queries
+    return 2 * model.attention_head_dim if model.qk_norm else 0
 
 
 def mlp_parameters(model: ModelConfig) -> int:
@@ -47,15 +62,23 @@ def _outside_layers(model: ModelConfig) -> int:
 
 
 def flops_per_token(model: ModelConfig, sequence_length: int) -> float:
-    """Model FLOPs of forward and backward for one token: 6 N + 12 L h s, the numerator of MFU.
+    """Model FLOPs of forward and backward for one token: 6 N + 6 L H (c_qk + c_v) s, the numerator of MFU.
 
     N: active parameters without the input embedding, which is a look-up; a tied matrix counts, as the output head.
-    L: layers; h: width of all query heads; s: `sequence_length`. Attention counts as if it saw the whole sequence
-    (a causal kernel does half of it), and recomputation of activations earns no credit. The convention is PaLM's
-    (arXiv 2204.02311, appendix B), N without embeddings as in torchtitan and nanochat.
+    L: layers; H: heads, of c_qk channels for queries and keys and c_v for values; s: `sequence_length`. Attention
+    counts as if it saw the whole sequence (a causal kernel does half of it), and recomputation of activations earns no
+    credit. The convention is PaLM's (arXiv 2204.02311, appendix B: 12 L H c s), N without embeddings as in torchtitan
+    and nanochat. With a sliding window, s is likewise twice the tokens that a query sees on average.
     """
     matrix_parameters = num_active_parameters(model)
     if not model.tie_embeddings:
         matrix_parameters -= embedding_parameters(model)
-    attention = 12 * model.num_layers * model.num_heads * model.attention_head_dim * sequence_length
+    channels = model.num_heads * (model.query_key_dim + model.value_dim)
+    attention = 6 * model.num_layers * channels * seen_twice(model, sequence_length)
     return float(6 * matrix_parameters + attention)
+
+
+def seen_twice(model: ModelConfig, sequence_length: int) -> float:
+    """Twice the tokens that a query sees on average: the sequence, or less of it through a sliding window."""
+    window = min(model.sliding_window or sequence_length, sequence_length)
+    return window * (2 - window / sequence_length)

@@ -4,42 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .latent_attention import LatentAttention
 from .problem import Problem, divisors
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """Llama 3.1's frequency scaling for contexts longer than the model was first trained on."""
-
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-
-    def validate(self) -> list[Problem]:
-        problems = []
-        if self.factor < 1:
-            problems.append(Problem("model.rope_scaling.factor", f"{self.factor} is below 1", "null does not scale"))
-        if not 0 < self.low_freq_factor < self.high_freq_factor:
-            problems.append(
-                Problem(
-                    "model.rope_scaling.low_freq_factor",
-                    f"{self.low_freq_factor} is not between 0 and high_freq_factor={self.high_freq_factor}",
-                )
-            )
-        if self.original_max_position_embeddings < 1:
-            problems.append(
-                Problem(
-                    "model.rope_scaling.original_max_position_embeddings",
-                    f"{self.original_max_position_embeddings} is not positive",
-                )
-            )
-        return problems
+from .rope import RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, dense or MoE."""
+    """A decoder-only transformer: RMSNorm, rotary positions, grouped-query or latent attention, SwiGLU, dense or MoE."""
 
     name: str
     vocab_size: int
@@ -52,6 +24,14 @@ class ModelConfig:
     """Heads of keys and values; divides `num_heads` (grouped-query attention)."""
     head_dim: int | None = None
     """None: `hidden_size / num_heads`."""
+    attention_bias: bool = False
+    """The projections of queries, keys and values add a bias (Qwen2)."""
+    qk_norm: bool = False
+    """Every head of queries and keys is normalised over its channels before it is rotated (Qwen3)."""
+    sliding_window: int | None = None
+    """Tokens that a query sees, itself included (Mistral 7B v0.1); null: all before it."""
+    latent_attention: LatentAttention | None = None
+    """Multi-head latent attention (DeepSeek-V3) in place of grouped queries."""
     norm_eps: float = 1e-5
     rope_theta: float = 500_000.0
     rope_scaling: RopeScaling | None = None
@@ -72,6 +52,21 @@ class ModelConfig:
     def attention_head_dim(self) -> int:
         return self.head_dim if self.head_dim is not None else self.hidden_size // self.num_heads
 
+    @property
+    def query_key_dim(self) -> int:
+        """Channels of a head of queries and keys."""
+        return self.latent_attention.qk_head_dim if self.latent_attention is not None else self.attention_head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of a head of values."""
+        return self.latent_attention.v_head_dim if self.latent_attention is not None else self.attention_head_dim
+
+    @property
+    def rope_dim(self) -> int:
+        """Channels of a head that are rotated."""
+        return self.latent_attention.qk_rope_head_dim if self.latent_attention is not None else self.attention_head_dim
+
     def validate(self) -> list[Problem]:
         problems = []
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
@@ -88,8 +83,14 @@ class ModelConfig:
             problems.append(
                 Problem("model.router_aux_loss_coefficient", f"{self.router_aux_loss_coefficient} is negative")
             )
+        if self.sliding_window is not None and self.sliding_window < 1:
+            problems.append(
+                Problem("model.sliding_window", f"{self.sliding_window} is not positive", "null: the whole sequence")
+            )
         if self.rope_scaling is not None:
             problems += self.rope_scaling.validate()
+        if self.latent_attention is not None:
+            problems += self.latent_attention.validate() + self._ignored_by_latent_attention()
         if problems:
             return problems
         if self.num_heads % self.num_kv_heads:
@@ -100,7 +101,8 @@ class ModelConfig:
                     f"use one of {divisors(self.num_heads)}",
                 )
             )
-        if self.head_dim is None and self.hidden_size % self.num_heads:
+        heads_divide = self.head_dim is not None or self.latent_attention is not None
+        if not heads_divide and self.hidden_size % self.num_heads:
             problems.append(
                 Problem(
                     "model.num_heads",
@@ -108,8 +110,8 @@ class ModelConfig:
                     "set model.head_dim, or a divisor of the hidden size",
                 )
             )
-        elif self.attention_head_dim % 2:
-            problems.append(Problem("model.head_dim", f"{self.attention_head_dim} is odd; rotary positions need pairs"))
+        elif self.rope_dim % 2:
+            problems.append(Problem("model.head_dim", f"{self.rope_dim} is odd; rotary positions need pairs"))
         if self.num_experts < 0 or (self.num_experts == 0) != (self.experts_per_token == 0):
             problems.append(
                 Problem(
@@ -134,3 +136,16 @@ class ModelConfig:
                     )
                 )
         return problems
+
+    def _ignored_by_latent_attention(self) -> list[Problem]:
+        ignored = {"head_dim": None, "attention_bias": False, "qk_norm": False, "num_kv_heads": self.num_heads}
+        return [
+            Problem(
+                f"model.{name}",
+                f"{getattr(self, name)} would be ignored: latent attention makes the keys and values of all heads from "
+                "one latent",
+                f"set it to {'null' if value is None else str(value).lower()}",
+            )
+            for name, value in ignored.items()
+            if getattr(self, name) != value
+        ]

@@ -1,91 +1,27 @@
-"""A decoder-only transformer in the style of Llama 3 and Mixtral, for one device.
+"""A decoder-only transformer for one device: Llama, Mistral, Qwen, Mixtral and DeepSeek-V3, by configuration.
 
 It knows nothing of parallelism: `chimera_train.parallel` applies that from outside. It holds no buffers, so a model
 made on the meta device is complete once its parameters are.
 
-Shapes, by suffix: B sequences, S tokens a sequence, D hidden size, H heads, K heads of keys and values, C channels of a
-head, F width of the SwiGLU, V vocabulary.
+Shapes, by suffix: B sequences, S tokens a sequence, D hidden size, F width of the SwiGLU, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config import ModelConfig, RopeScaling
+from ..config import ModelConfig
 from ..config.stages import Stage, whole
 from ..loss import IGNORE_INDEX, LossSum, chunked_cross_entropy
+from .attention import Attention
+from .latent_attention import MultiHeadLatentAttention
 from .local import Linear, local
 from .moe import MixtureOfExperts
-
-
-def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
-    """Radians a position advances each pair of channels, shape [C / 2], float32.
-
-    With `scaling`, Llama 3.1's rule: wavelengths that fit `high_freq_factor` times into the original context keep
-    their frequency, those that do not fit `low_freq_factor` times are slowed by `factor`, and those between are
-    interpolated (Hugging Face calls this rope_type "llama3").
-    """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=device).float() / head_dim
-    frequencies = 1.0 / theta**exponents
-    if scaling is None:
-        return frequencies
-    wavelengths = 2 * math.pi / frequencies
-    turns = scaling.original_max_position_embeddings / wavelengths
-    keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    keep = keep.clamp(0.0, 1.0)
-    return (1 - keep) * frequencies / scaling.factor + keep * frequencies
-
-
-def rope_table(config: ModelConfig, positions_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles of every position (integers), each [S, C / 2], float32."""
-    device = positions_S.device
-    frequencies = rope_frequencies(config.attention_head_dim, config.rope_theta, config.rope_scaling, device)
-    angles = torch.outer(positions_S.float(), frequencies)
-    return angles.cos(), angles.sin()
-
-
-def apply_rope(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate channel i of x_BHSC together with channel i + C / 2, in float32; the dtype of `x` comes back."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
-
-
-class CausalAttention(nn.Module):
-    """The core of attention: every query sees the keys at its own position and before. No parameters.
-
-    Context parallel puts another in its place, which also sees the keys that other ranks hold.
-    """
-
-    def forward(self, q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
-        grouped = q_BHSC.shape[1] != k_BKSC.shape[1]
-        return F.scaled_dot_product_attention(q_BHSC, k_BKSC, v_BKSC, is_causal=True, enable_gqa=grouped)
-
-
-class Attention(nn.Module):
-    """Grouped-query attention with rotary positions. The heads that it computes are those of its weights."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.head_dim = config.attention_head_dim
-        width, kv_width = config.num_heads * self.head_dim, config.num_kv_heads * self.head_dim
-        self.q_proj = Linear(config.hidden_size, width, bias=False)
-        self.k_proj = Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = Linear(config.hidden_size, kv_width, bias=False)
-        self.o_proj = Linear(width, config.hidden_size, bias=False)
-        self.core = CausalAttention()
-
-    def forward(self, x_BSD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        q_BHSC, k_BKSC, v_BKSC = (
-            projection(x_BSD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q_BHSC, k_BKSC = apply_rope(q_BHSC, cosine, sine), apply_rope(k_BKSC, cosine, sine)
-        return self.o_proj(self.core(q_BHSC, k_BKSC, v_BKSC).transpose(1, 2).flatten(2))
+from .rope import rope_table
 
 
 class FeedForward(nn.Module):
@@ -107,7 +43,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = MultiHeadLatentAttention(config) if config.latent_attention is not None else Attention(config)
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = MixtureOfExperts(config) if config.num_experts else FeedForward(config)
 

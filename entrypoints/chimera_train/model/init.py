@@ -23,8 +23,8 @@ BLOCK_ELEMENTS = 1 << 20
 def initialize(model: Decoder, seed: int) -> None:
     """Fill every parameter in place (plain or DTensor, on any device but meta).
 
-    Norms are one; matrices are normal with model.initializer_range, divided by sqrt(2 × num_layers) for the
-    two projections that write to the residual stream (GPT-2's rule).
+    Norms are one and biases zero; matrices are normal with model.initializer_range, divided by sqrt(2 × num_layers)
+    for the two projections that write to the residual stream (GPT-2's rule).
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -38,7 +38,7 @@ def initialize(model: Decoder, seed: int) -> None:
             if local.numel() == 0:
                 continue
             if parameter.ndim == 1:
-                local.fill_(1.0)
+                local.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
             rows = _draw_rows(name, tuple(parameter.shape), _std(name, model.config), seed, offset[0], shape[0])
             for dim in range(1, parameter.ndim):
