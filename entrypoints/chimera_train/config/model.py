@@ -11,7 +11,7 @@ from .rope import RopeScaling
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only transformer: RMSNorm, rotary positions, grouped-query or latent attention, SwiGLU, dense or MoE."""
+    """A decoder-only transformer: RMSNorm, rotary positions, SwiGLU, grouped or latent attention, dense or MoE."""
 
     name: str
     vocab_size: int
