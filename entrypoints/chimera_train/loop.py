@@ -51,7 +51,7 @@ class Trainer:
             self.model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
         parallelize(self.model, recipe, self.meshes)
         self.model.to_empty(device=worker.device)
-        self.optimizer = build_optimizer(self.model, recipe.optim)
+        self.optimizer = build_optimizer(self.model, recipe, self.meshes)
 
         self.checkpointer = Checkpointer(
             recipe.checkpoint, root=root, run_id=run_id, recipe=recipe_file, layout=mesh_layout

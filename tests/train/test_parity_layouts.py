@@ -154,7 +154,7 @@ def run_row(row: Row) -> Curve:
     parallelize(model, recipe, meshes, compile_backend="aot_eager")
     model.to_empty(device="cpu")
     initialize(model, recipe.train.seed)
-    optimizer = build_optimizer(model, recipe.optim)
+    optimizer = build_optimizer(model, recipe, meshes)
     curve = Curve({n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}, [], [], {})
     share = GLOBAL_BATCH // plan.data_parallel_size
     for step in range(1, row.steps + 1):
@@ -193,10 +193,14 @@ def reference(model_name: str, steps: int, masked: bool) -> Curve:
     model = Decoder(recipe.model)
     initialize(model, recipe.train.seed)
     optim = recipe.optim
+
+    def decays(parameter: torch.nn.Parameter) -> bool:
+        return parameter.ndim > 1 and not (model.embedding and parameter is model.embedding.weight)
+
     optimizer = torch.optim.AdamW(
         [
-            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": optim.weight_decay},
-            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+            {"params": [p for p in model.parameters() if decays(p)], "weight_decay": optim.weight_decay},
+            {"params": [p for p in model.parameters() if not decays(p)], "weight_decay": 0.0},
         ],
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,

@@ -1,18 +1,24 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chimera_train.config import OptimConfig
+from chimera_train.config import ModelConfig, OptimConfig
+from chimera_train.model import Decoder
 from chimera_train.optim import (
-    build_optimizer,
     clip_factor,
     learning_rate,
     local_grad_norm_squared,
     scale_gradients,
-    wsd_decay_steps,
+)
+from chimera_train.optim.groups import decays
+from chimera_train.optim.schedule import wsd_decay_steps
+
+SMALL = ModelConfig(
+    name="s", vocab_size=16, hidden_size=8, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=2
 )
 
 
@@ -43,8 +49,21 @@ def test_constant_values():
     assert [learning_rate(s, config, 10) for s in (1, 2, 3, 10)] == [0.5, 1.0, 1.0, 1.0]
 
 
+def test_linear_values():
+    config = optim(schedule="linear", warmup_steps=10, min_learning_rate_ratio=0.1)
+    values = [learning_rate(s, config, 110) for s in (5, 10, 11, 60, 110)]
+    assert values == pytest.approx([0.5, 1.0, 0.991, 0.55, 0.1])
+
+
+def test_inverse_sqrt_values():
+    config = optim(schedule="inverse_sqrt", warmup_steps=4, min_learning_rate_ratio=0.3)
+    values = [learning_rate(s, config, 10**6) for s in (2, 4, 16, 25, 36, 10**6)]
+    assert values == pytest.approx([0.5, 1.0, 0.5, 0.4, 1 / 3, 0.3])
+    assert learning_rate(9, optim(schedule="inverse_sqrt"), 10) == pytest.approx(1 / 3)
+
+
 @given(
-    st.sampled_from(["cosine", "wsd", "constant"]),
+    st.sampled_from(["cosine", "wsd", "linear", "inverse_sqrt", "constant"]),
     st.integers(1, 60),
     st.data(),
 )
@@ -57,17 +76,17 @@ def test_rate_rises_then_never_rises_again(schedule, num_steps, data):
     assert rates[: warmup or 1] == sorted(rates[: warmup or 1])
     after = rates[max(0, warmup - 1) :]
     assert all(b <= a + 1e-12 for a, b in itertools.pairwise(after))
-    if schedule != "constant" and warmup < num_steps:
+    if schedule not in ("constant", "inverse_sqrt") and warmup < num_steps:
         assert rates[-1] == pytest.approx(floor)
 
 
-def test_norms_have_no_weight_decay():
-    model = torch.nn.ModuleDict({"embedding": torch.nn.Embedding(8, 4), "norm": torch.nn.RMSNorm(4)})
-    decayed, others = build_optimizer(model, optim(weight_decay=0.3)).param_groups
-    assert [p.shape for p in decayed["params"]] == [(8, 4)]
-    assert decayed["weight_decay"] == 0.3
-    assert [p.shape for p in others["params"]] == [(4,)]
-    assert others["weight_decay"] == 0.0
+@pytest.mark.parametrize("tied", [False, True])
+def test_norms_biases_and_the_embedding_have_no_weight_decay(tied):
+    model = Decoder(replace(SMALL, tie_embeddings=tied))
+    decayed = {name.split(".")[-2] for name, p in model.named_parameters() if decays(name, p)}
+    head = set() if tied else {"head"}
+    assert decayed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"} | head
+    assert not decays("layers.0.attention.q_proj.bias", torch.nn.Parameter(torch.zeros(4)))
 
 
 def test_clipping_equals_torchs():
@@ -78,7 +97,7 @@ def test_clipping_equals_torchs():
     for r, p in zip(reference, parameters, strict=True):
         r.grad = p.grad.clone()
     theirs = torch.nn.utils.clip_grad_norm_(reference, 0.7)
-    norm = local_grad_norm_squared(parameters, world_size=1).sqrt().item()
+    norm = local_grad_norm_squared(parameters, ranks=1).sqrt().item()
     assert norm == pytest.approx(theirs.item(), rel=1e-6)
     scale_gradients(parameters, clip_factor(norm, 0.7))
     for r, p in zip(reference, parameters, strict=True):

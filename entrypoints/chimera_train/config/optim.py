@@ -7,7 +7,7 @@ from typing import Literal
 
 from .problem import Problem
 
-LearningRateSchedule = Literal["cosine", "wsd", "constant"]
+LearningRateSchedule = Literal["cosine", "linear", "wsd", "inverse_sqrt", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class OptimConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
-    """On matrices only; norms have none."""
+    """On matrices; norms, biases and the embedding have none."""
     max_grad_norm: float = 1.0
     """Global L2 norm to which gradients are clipped; 0 does not clip."""
     schedule: LearningRateSchedule = "cosine"

@@ -1,4 +1,4 @@
-"""AdamW, the learning rate as a function of the step, and gradient clipping over sharded parameters."""
+"""Gradients of parameters that many ranks hold parts of: completed, measured, scaled."""
 
 from __future__ import annotations
 
@@ -11,54 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from .config import OptimConfig
-from .model.local import local
-
-
-def learning_rate(step: int, optim: OptimConfig, num_steps: int) -> float:
-    """Learning rate of optimizer step `step`, which counts from 1 to `num_steps`.
-
-    Linear warm-up reaches optim.learning_rate at step warmup_steps. Then cosine: half a cosine down to the floor at the
-    last step; wsd (warm-up, stable, decay): constant, then linear down to the floor over the last decay_steps;
-    constant: constant. The floor is learning_rate × min_learning_rate_ratio.
-    """
-    if step <= optim.warmup_steps:
-        return optim.learning_rate * step / optim.warmup_steps
-    if optim.schedule == "constant":
-        return optim.learning_rate
-    if optim.schedule == "cosine":
-        progress = (step - optim.warmup_steps) / (num_steps - optim.warmup_steps)
-        share = 0.5 * (1 + math.cos(math.pi * progress))
-    else:
-        decay_steps = wsd_decay_steps(optim, num_steps)
-        share = min(1.0, (num_steps - step) / decay_steps)
-    floor = optim.min_learning_rate_ratio
-    return optim.learning_rate * (floor + (1 - floor) * share)
-
-
-def wsd_decay_steps(optim: OptimConfig, num_steps: int) -> int:
-    """Length of the final decay: as set, or a tenth of the run, but never into the warm-up."""
-    if optim.decay_steps is not None:
-        return max(1, optim.decay_steps)
-    return max(1, min(num_steps // 10, num_steps - optim.warmup_steps))
-
-
-def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """Two groups: matrices (embedding and router among them) with weight decay, norms without."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    norms = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": optim.weight_decay},
-        {"params": norms, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), eps=optim.eps, fused=True
-    )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = value
+from ..model.local import local
 
 
 def local_grad_norm_squared(parameters: Iterable[nn.Parameter], ranks: int) -> Tensor:
