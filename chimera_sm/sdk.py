@@ -199,10 +199,44 @@ class Run:
         """Ask the run to save and stop; a run that has ended stays as it is."""
         self.target.stop(self.record)
 
-    def resume(self) -> Run:
-        """Go on from the newest complete checkpoint."""
+    def resume(self, overrides: Sequence[str] = ()) -> Run:
+        """Go on from the newest complete checkpoint; `overrides` change values of the recorded recipe.
+
+        Another layout, batch or length is another recipe of the same run: parameters, optimizer and the place in the
+        data are resharded. Raises RecipeError, ChecksFailed or UsageError for a recipe with which the run cannot go on.
+
+        >>> Run.attach("last").resume(["parallel.tensor_parallel=1"])     # doctest: +SKIP
+        """
+        if overrides:
+            amended = plan(self._amended(overrides))
+            artifacts = self.target.render(amended, self.id)
+            refuse(self.target, amended, artifacts)
+            self.target.amend(self.record, artifacts, _lock(amended, artifacts))
         self.target.resume(self.record)
         return self
+
+    def _amended(self, overrides: Sequence[str]) -> Recipe:
+        from chimera_sm.errors import RecipeError
+        from chimera_sm.recipe.amend import amend
+        from chimera_train.config import Problem, encode
+
+        before = self.record.lock["plan"]["recipe"]
+        recipe = amend(before, overrides)
+        for key in ("model", "target"):
+            section = encode(getattr(recipe, key))
+            if section != before[key]:
+                name = next(name for name, value in section.items() if before[key].get(name) != value)
+                raise RecipeError(
+                    [
+                        Problem(
+                            f"{key}.{name}",
+                            f"{section[name]!r}, and run {self.id} was launched with {before[key].get(name)!r}",
+                            "launch a new run",
+                        )
+                    ],
+                    recipe.origins,
+                )
+        return recipe
 
 
 def finished(run_id: str, status: RunStatus) -> RunStatus:

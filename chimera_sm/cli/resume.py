@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from .follow import follow
@@ -10,13 +12,18 @@ from .options import json_option, print_json, run_argument
 
 @click.command(name="resume")
 @run_argument
+@click.argument("overrides", nargs=-1)
 @click.option("--detach", is_flag=True, help="Return at once.")
 @json_option
-def command(run_id: str, detach: bool, as_json: bool) -> int | None:
-    """Go on with RUN from its newest complete checkpoint."""
+def command(run_id: str, overrides: Sequence[str], detach: bool, as_json: bool) -> int | None:
+    """Go on with RUN from its newest complete checkpoint.
+
+    OVERRIDES (KEY=VALUE) change the recorded recipe: another layout, batch or number of steps. Parameters, optimizer
+    and the place in the data are resharded.
+    """
     from chimera_sm.sdk import Run
 
-    run = Run.attach(run_id).resume()
+    run = Run.attach(run_id).resume(overrides)
     if as_json:
         print_json({"run_id": run.id, "state": run.status().state})
         return None

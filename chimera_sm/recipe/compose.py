@@ -53,9 +53,9 @@ def compose(overrides: Sequence[str] = (), *, recipes: Sequence[str | os.PathLik
     >>> compose(["recipe=70b", "train.num_steps=10"]).parallel.tensor_parallel
     8
     """
-    session = _session(search_path(recipes))
-    choices = session.split(overrides)
-    return build(session.compose(choices), session.origins(choices))
+    loader = session(recipes)
+    choices = loader.split(overrides)
+    return build(loader.compose(choices), loader.origins(choices))
 
 
 def build(data: Any, origins: Origins) -> Recipe:
@@ -89,6 +89,8 @@ class Choices:
     values: list[str]
     value_keys: list[tuple[str, str]]
     """(dotted key, the override as it was typed), in order."""
+    parsed: list[tuple[str, Any]]
+    """(dotted key, value) of `values`, in order."""
 
 
 class Session:
@@ -115,7 +117,7 @@ class Session:
 
         parser = OverridesParser.create()
         groups = self.groups()
-        choices = Choices([], [], [])
+        choices = Choices([], [], [], [])
         for text in overrides:
             if "=" not in text and not text.startswith("~"):
                 hint = nearest(text, self.options("recipe"))
@@ -133,14 +135,12 @@ class Session:
             if key in groups and isinstance(override.value(), str | int):
                 choices.groups.append(text)
             else:
-                plain = text.lstrip("+")
-                if (
-                    _is_text(key)
-                    and isinstance(override.value(), int | float)
-                    and not isinstance(override.value(), bool)
-                ):
+                plain, value = text.lstrip("+"), override.value()
+                if _is_text(key) and isinstance(value, int | float) and not isinstance(value, bool):
+                    value = plain.partition("=")[2]
                     plain = f"{key}='{plain.partition('=')[2]}'"  # a version or an account number, not a quantity
                 choices.values.append(text if text[0] == "~" else f"++{plain}")
+                choices.parsed.append((key, value))
                 choices.value_keys.extend((k, text) for k in _keys_within(key, override.value()))
         return choices
 
@@ -248,7 +248,7 @@ def _keys_within(key: str, value: Any) -> Iterator[str]:
             yield from _keys_within(f"{key}.{name}", inner)
 
 
-def _session(folders: Sequence[Path]) -> Session:
+def session(recipes: Sequence[str | os.PathLike[str]] = ()) -> Session:
     """A Hydra configuration loader of its own. Hydra's public entry has one primary folder, which must hold the root
     file, and one global state, which is the caller's; the loader behind it takes any search path and touches neither.
     """
@@ -256,6 +256,7 @@ def _session(folders: Sequence[Path]) -> Session:
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
     from hydra.core.plugins import Plugins
 
+    folders = search_path(recipes)
     Plugins.instance()  # registers the file:// and pkg:// sources
     path = ConfigSearchPathImpl()
     path.append("hydra", "pkg://hydra.conf")

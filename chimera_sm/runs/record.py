@@ -2,9 +2,10 @@
 
     runs/<run-id>/launch.lock      what was launched: resolved recipe, hashes, image, git commit, artefacts' digests
     runs/<run-id>/artifacts/…      the bytes that were sent
+    runs/<run-id>/resumes/<n>/…    the same two of the n-th resume that changed the recipe; the newest counts
     runs/<run-id>/…                what the target keeps (the local target: hosts, logs, state)
 
-`launch.lock` is written, once, before anything is submitted, and never changed.
+A `launch.lock` is written, once, before anything is submitted, and never changed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from chimera_train.config import nearest
 
 LOCK_VERSION = 1
 LOCK_FILE = "launch.lock"
+RESUMES = "resumes"
 
 
 def mint_run_id(name: str) -> str:
@@ -49,6 +51,20 @@ def check_run_id(run_id: str) -> str:
 
 def _safe(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-") or "run"
+
+
+def _write(folder: Path, lock: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> None:
+    """Artefacts first, then the lock, whole or not at all: a folder without one does not exist for a reader."""
+    for name, content in artifacts.items():
+        file = folder / "artifacts" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    part = folder / f".{LOCK_FILE}.part"
+    with part.open("w") as stream:
+        stream.write(json.dumps({"lock_version": LOCK_VERSION, **lock}, indent=2, sort_keys=True) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.rename(folder / LOCK_FILE)
 
 
 @dataclass(frozen=True)
@@ -78,18 +94,26 @@ class RunRecord:
                 f"cannot write the run's record to {path.parent}: {error.strerror}",
                 fix="CHIMERA_RUNS names the folder of the records",
             ) from None
-        for name, content in artifacts.items():
-            file = path / "artifacts" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
-        text = json.dumps({"lock_version": LOCK_VERSION, "run_id": run_id, **lock}, indent=2, sort_keys=True)
-        part = path / f".{LOCK_FILE}.part"
-        with part.open("w") as stream:
-            stream.write(text + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.rename(path / LOCK_FILE)
+        _write(path, {"run_id": run_id, **lock}, artifacts)
         return cls(path)
+
+    def amend(self, lock: Mapping[str, Any], artifacts: Mapping[str, bytes]) -> None:
+        """Record a resume with another recipe. What was recorded before stays as it is."""
+        number = 1 + max((int(p.name) for p in (self.path / RESUMES).glob("[0-9]*")), default=0)
+        folder = self.path / RESUMES / str(number)
+        folder.mkdir(parents=True)
+        _write(folder, {**self.lock, **lock}, artifacts)
+
+    @property
+    def current(self) -> Path:
+        """The folder of what counts: the newest resume that changed the recipe, else the launch."""
+        resumes = [p.parent for p in (self.path / RESUMES).glob(f"[0-9]*/{LOCK_FILE}")]
+        return max(resumes, key=lambda p: int(p.name), default=self.path)
+
+    @property
+    def artifacts(self) -> Path:
+        """Folder of the bytes that were sent."""
+        return self.current / "artifacts"
 
     @classmethod
     def find(cls, run_id: str) -> RunRecord:
@@ -117,8 +141,8 @@ class RunRecord:
 
     @property
     def lock(self) -> dict[str, Any]:
-        """What was launched."""
-        file = self.path / LOCK_FILE
+        """What was launched, or resumed with another recipe."""
+        file = self.current / LOCK_FILE
         try:
             data = json.loads(file.read_text())
         except (OSError, ValueError) as error:

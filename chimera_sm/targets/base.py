@@ -108,6 +108,11 @@ class Target(Protocol):
         """Ask the run to save and stop. No-op on a run that has ended."""
         ...
 
+    def amend(self, record: RunRecord, artifacts: Artifacts, lock: Mapping[str, Any]) -> None:
+        """Record another recipe for the resume that follows. Raises UsageError where the run cannot go on, or cannot
+        go on with another recipe; nothing is changed then."""
+        ...
+
     def resume(self, record: RunRecord) -> None:
         """Go on from the newest complete checkpoint."""
         ...

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from chimera_sm.errors import UsageError
+from chimera_sm.runs.record import RunRecord
 from chimera_train.config import MlRoot
-from chimera_train.config.contract import CODE_CHANNEL, MANIFEST_FILE
+from chimera_train.config.contract import CODE_CHANNEL, MANIFEST_FILE, RECIPE_FILE
 
 from .job import JOB_FILE, LocalJob
 
@@ -23,8 +24,8 @@ class RunFolder:
         self.path = path
 
     def job(self) -> LocalJob:
-        """What was launched. Raises UsageError for a file that is gone or damaged."""
-        file = self.path / "artifacts" / JOB_FILE
+        """What was launched, or resumed with another recipe. Raises UsageError for a file that is gone or damaged."""
+        file = RunRecord(self.path).artifacts / JOB_FILE
         try:
             return LocalJob.from_bytes(file.read_bytes())
         except (OSError, ValueError) as error:
@@ -89,6 +90,20 @@ def lay_out(run: RunFolder, job: LocalJob, code: Mapping[str, bytes], channels: 
         if not ml.checkpoints.is_symlink():
             ml.checkpoints.mkdir(exist_ok=True)
         _write_config(run, job, host)
+
+
+def arrange(run: RunFolder, job: LocalJob) -> None:
+    """Before a resume: give every host of `job` what the newest recipe says. Code and data stay those of the launch; a
+    host that the launch had not gets a copy. Safe to repeat."""
+    first = run.ml("algo-1")
+    code = {
+        str(file.relative_to(folder)): file.read_bytes()
+        for folder in [first.channel(CODE_CHANNEL)]
+        for file in folder.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    code[RECIPE_FILE] = (RunRecord(run.path).artifacts / RECIPE_FILE).read_bytes()
+    lay_out(run, job, code, {name: first.channel(name).resolve() for name in job.channels})
 
 
 def _shared_parts(job: LocalJob) -> tuple[str, str]:

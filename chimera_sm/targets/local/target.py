@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from .data import channel_folder, check_shards, is_prepared, prepare_corpus
 from .driver import EXIT_HELD, HELD
 from .environment import driver_environment
 from .job import JOB_FILE, local_job
-from .layout import RunFolder, check_checkpoint_path, lay_out
+from .layout import RunFolder, arrange, check_checkpoint_path, lay_out
 from .observe import eta_s, read_logs, read_metrics, recent_metrics
 from .process import ProcessId, signal_process
 from .state import LocalState, read_state, write_state
@@ -163,8 +163,21 @@ class LocalTarget:
         if state is not None and not state.ended:
             signal_process(state.driver, signal.SIGTERM)
 
+    def amend(self, record: RunRecord, artifacts: Artifacts, lock: Mapping[str, Any]) -> None:
+        """The code stays the one that was launched."""
+        self._check_resumable(record)
+        kept = {name: artifacts.files[name] for name in (JOB_FILE, RECIPE_FILE)}
+        code = {name: record.lock[name] for name in ("code_sha256", "git", "chimera_sm_version")}
+        record.amend({**lock, **code}, kept)
+
     def resume(self, record: RunRecord) -> None:
         """Start the hosts again. Raises UsageError for a run that is running, has completed, or lost its shards."""
+        self._check_resumable(record)
+        run = RunFolder(record.path)
+        arrange(run, run.job())
+        _start_driver(run)
+
+    def _check_resumable(self, record: RunRecord) -> None:
         state = read_state(record.path)
         run = RunFolder(record.path)
         if state is None or state.attempt == 0:
@@ -185,7 +198,6 @@ class LocalTarget:
             folder = run.ml("algo-1").channel(name)
             if not (folder / channel.path).is_dir():
                 raise UsageError(f"the training data of run {record.run_id} is gone: {folder.resolve()}")
-        _start_driver(run)
 
 
 def _start_driver(run: RunFolder) -> None:

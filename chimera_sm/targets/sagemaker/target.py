@@ -93,9 +93,9 @@ class SageMakerTarget:
         return observe.metrics(self._session(_region(record)), [job.name for job in JobList(record).all()])
 
     def model_files(self, record: RunRecord) -> ModelFiles:
-        request = json.loads((record.path / "artifacts" / REQUEST_FILE).read_bytes())
+        request = json.loads((record.artifacts / REQUEST_FILE).read_bytes())
         checkpoint = record.lock["plan"]["recipe"]["checkpoint"]
-        recipe = record.path / "artifacts" / RECIPE_FILE
+        recipe = record.artifacts / RECIPE_FILE
         export = f"python -m chimera_train.export --checkpoints FOLDER --recipe {recipe} --out MODEL"
         if checkpoint["storage"] == "shared":
             path = checkpoint["path"].replace("{run_id}", record.run_id)
@@ -121,6 +121,12 @@ class SageMakerTarget:
             with aws_errors(f"stop {job.name}"):
                 session.client("sagemaker").stop_training_job(TrainingJobName=job.name)
 
+    def amend(self, record: RunRecord, artifacts: Artifacts, lock: Mapping[str, Any]) -> None:
+        raise UsageError(
+            f"run {record.run_id} is a training job, which goes on with the recipe that it was launched with",
+            fix="launch a new run with the other recipe and with this run's checkpoint.s3_uri",
+        )
+
     def resume(self, record: RunRecord) -> None:
         """The next segment where the last job ran out of its time, else another attempt at the same one. A job that
         AWS never took is submitted again as it was."""
@@ -134,7 +140,7 @@ class SageMakerTarget:
         if described:
             job = self._successor(record, jobs, job, described)
             jobs.add(job)
-        request = json.loads((record.path / "artifacts" / REQUEST_FILE).read_bytes())
+        request = json.loads((record.artifacts / REQUEST_FILE).read_bytes())
         plan = record.lock["plan"]
         segment = Segment(**plan["segments"][job.segment])
         pending = plan["recipe"]["capacity"]["max_pending_hours"]
