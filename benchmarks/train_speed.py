@@ -375,7 +375,7 @@ def fits(case: Case) -> bool:
     return 16 * num_parameters(config_of(case.workload)) < 0.9 * memory
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two rounds of few steps: a trial, not a measurement")
     parser.add_argument("--rounds", type=int, default=7)
@@ -393,20 +393,26 @@ def main() -> None:
         unknown = set(given.case or ()) - {case.name for case in cases}
         if unknown:
             parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(case.name for case in cases)}")
-        results = []
+        results, failed = [], False
         for case in cases:
             if given.case and case.name not in given.case:
                 continue
             if on_gpu and not fits(case):
                 print(f"\n{case.name}: not measured, its state does not fit on {case.ranks} of these GPUs")
                 continue
-            results.append(run_case(case, corpus, rounds=rounds, warmup_steps=warmup_steps))
+            try:
+                results.append(run_case(case, corpus, rounds=rounds, warmup_steps=warmup_steps))
+            except RuntimeError as error:
+                failed = True
+                print(f"\n{case.name}: not measured: {error}")
+                continue
             print_case(results[-1], gpu_peak_tflops())
+            if given.json:  # after each case: the next may take long
+                given.json.write_text(json.dumps(results, indent=2) + "\n")
     if not on_gpu:
         print("\n1B and 8B, sequence 4096 and 8192, MFU and peak memory: not measured, this machine has no GPU")
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=2) + "\n")
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
