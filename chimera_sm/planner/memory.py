@@ -117,11 +117,14 @@ def residual_width(case: Occupancy) -> float:
 
 
 def _widths(case: Occupancy) -> tuple[float, float, float, float]:
-    """Per rank: query heads, key (or value) heads, SwiGLU (of all experts of a token), heads. Those of latent
-    attention, whose values are narrower than its keys, at their mean."""
+    """Per rank: query heads, key (or value) heads, SwiGLU (of all experts of a token; dense layers before those with
+    experts count as if they had them), heads. Heads of latent attention, whose values are narrower than its keys, at
+    their mean."""
     model, tensor = case.model, case.layout.tensor
     head_dim = (model.query_key_dim + model.value_dim) / 2
-    mlp = model.intermediate_size * max(1, model.experts_per_token) / tensor
+    mlp = model.intermediate_size / tensor
+    if model.num_experts:
+        mlp = model.expert_width * (model.experts_per_token + model.num_shared_experts) / tensor
     return model.num_heads * head_dim / tensor, model.num_kv_heads * head_dim / tensor, mlp, model.num_heads / tensor
 
 

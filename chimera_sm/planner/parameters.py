@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from chimera_train.config import MeshLayout, ModelConfig
 from chimera_train.config.flops import (
     attention_parameters,
+    dense_mlp_parameters,
     embedding_parameters,
-    mlp_parameters,
+    expert_parameters,
     unsplit_attention_parameters,
 )
 
@@ -19,7 +20,7 @@ class StageParameters:
 
     layers: int
     dense: float
-    """Attention, norms, routers, dense MLPs, embedding and head."""
+    """Attention, norms, routers, dense MLPs, shared experts, embedding and head."""
     experts: float
     """This rank's share of the experts."""
     largest_unit: float
@@ -40,27 +41,30 @@ def stage_parameters(model: ModelConfig, layout: MeshLayout, stage: int) -> Stag
     is sharded over the ranks of that group that are left.
     """
     layers = model.num_layers // layout.pipeline
-    mlp = mlp_parameters(model) / layout.tensor
+    numbers = range(stage * layers, (stage + 1) * layers)
+    experts_layers = sum(model.has_experts(number) for number in numbers)
     unsplit = unsplit_attention_parameters(model)
-    dense_layer = unsplit + (attention_parameters(model) - unsplit) / layout.tensor + 2 * model.hidden_size
-    expert_layer = 0.0
-    if model.num_experts:
-        dense_layer += model.hidden_size * model.num_experts
-        expert_layer = mlp * model.num_experts / layout.expert
-    else:
-        dense_layer += mlp
+    outside = unsplit + (attention_parameters(model) - unsplit) / layout.tensor + 2 * model.hidden_size
+    dense_layer = outside + dense_mlp_parameters(model) / layout.tensor
+    expert_layer = expert_parameters(model) * model.num_experts / layout.expert if experts_layers else 0.0
+    # The router and the shared experts are whole on every rank of the tensor axis.
+    beside_experts = outside + model.hidden_size * model.num_experts
+    beside_experts += expert_parameters(model) * model.num_shared_experts
     table = embedding_parameters(model) / layout.tensor
     first, last = stage == 0, stage == layout.pipeline - 1
     tables = first + last
     if first and last and model.tie_embeddings:
         tables = 1
-    dense = layers * dense_layer + tables * table + (model.hidden_size if last else 0)
-    experts = layers * expert_layer
-    shards = layout.fully_sharded * layout.context
+    dense = (layers - experts_layers) * dense_layer + experts_layers * beside_experts
+    dense += tables * table + (model.hidden_size if last else 0)
+    experts = experts_layers * expert_layer
+    units = [table] if tables else []
+    units += [beside_experts + expert_layer] if experts_layers else []
+    units += [dense_layer] if experts_layers < layers else []
     return StageParameters(
         layers=layers,
         dense=dense,
         experts=experts,
-        largest_unit=max(dense_layer + expert_layer, table if tables else 0.0),
-        stored=dense / shards + experts * layout.expert / shards,
+        largest_unit=max(units),
+        stored=dense / layout.shard + experts / layout.expert_shard,
     )

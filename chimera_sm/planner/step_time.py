@@ -19,7 +19,13 @@ from chimera_train.config import (
     TrainConfig,
     flops_per_token,
 )
-from chimera_train.config.flops import attention_parameters, embedding_parameters, mlp_parameters, seen_twice
+from chimera_train.config.flops import (
+    attention_parameters,
+    dense_mlp_parameters,
+    embedding_parameters,
+    expert_parameters,
+    seen_twice,
+)
 
 from .coefficients import coefficient
 from .parameters import stage_parameters
@@ -71,11 +77,13 @@ def estimate_step(work: Workload) -> StepEstimate:
         return unknown_step(per_token, "only bf16 is predicted on accelerators")
     micro_batches = work.batch.accumulation_steps
     layers = work.model.num_layers // work.layout.pipeline
-    layer, head = layer_compute_s(work, peak), head_compute_s(work, peak)
-    compute = layers * layer + head
+    with_experts = layers * work.model.num_expert_layers / work.model.num_layers
+    compute = head_compute_s(work, peak)
+    compute += with_experts * layer_compute_s(work, peak, experts=True)
+    compute += (layers - with_experts) * layer_compute_s(work, peak, experts=False)
     tensor = layers * tensor_parallel_s(work)
     context = layers * context_parallel_s(work)
-    expert = layers * expert_parallel_s(work)
+    expert = with_experts * expert_parallel_s(work)
     p2p = pipeline_p2p_s(work)
     busy = compute + tensor + context + expert
     components = {
@@ -116,8 +124,8 @@ def unknown_step(per_token: float, basis: str) -> StepEstimate:
     )
 
 
-def layer_compute_s(work: Workload, peak_tflops: float) -> float:
-    """Forward and backward of one layer for one micro-batch on one rank."""
+def layer_compute_s(work: Workload, peak_tflops: float, *, experts: bool) -> float:
+    """Forward and backward of one layer, with experts or dense, for one micro-batch on one rank."""
     model, tensor, family = work.model, work.layout.tensor, work.instance.family
     width = model.hidden_size / tensor
     efficiency = (
@@ -129,13 +137,13 @@ def layer_compute_s(work: Workload, peak_tflops: float) -> float:
     )
     dense_parameters = attention_parameters(model)
     expert_s = 0.0
-    if model.num_experts:
-        narrow = model.intermediate_size / tensor
+    if experts:
+        narrow = model.expert_width / tensor
         expert_efficiency = efficiency * narrow / (narrow + coefficient("expert_saturation"))
-        active = mlp_parameters(model) * model.experts_per_token
+        active = expert_parameters(model) * (model.experts_per_token + model.num_shared_experts)
         expert_s = 2 * work.tokens * active / tensor / (peak_tflops * 1e12 * expert_efficiency)
     else:
-        dense_parameters += mlp_parameters(model)
+        dense_parameters += dense_mlp_parameters(model)
     matmul_s = 2 * work.tokens * dense_parameters / tensor / (peak_tflops * 1e12 * efficiency) + expert_s
     # Causal kernels skip the half above the diagonal; context parallel balances it between ranks.
     channels = model.num_heads * (model.query_key_dim + model.value_dim) / tensor
@@ -206,13 +214,12 @@ def fully_sharded_s(work: Workload, busy_s: float) -> float:
     Each micro-batch gathers for forward and, resharded, again for backward, and reduces its gradients, unless
     parallel.defer_gradient_sync leaves that to the last; in a pipeline both happen once a step.
     """
-    shards = work.layout.fully_sharded * work.layout.context
-    if shards == 1:
+    shards, expert_shards = work.layout.shard, work.layout.expert_shard
+    if shards == expert_shards == 1:
         return 0.0
     stage = stage_parameters(work.model, work.layout, work.layout.pipeline - 1)
     gather = collective_s(work, shards, stage.dense * work.element_bytes, stage.layers)
     scatter = collective_s(work, shards, stage.dense * work.reduce_bytes, stage.layers)
-    expert_shards = shards // work.layout.expert
     gather += collective_s(work, expert_shards, stage.experts * work.element_bytes, stage.layers)
     scatter += collective_s(work, expert_shards, stage.experts * work.reduce_bytes, stage.layers)
     rounds = 1 if work.layout.pipeline > 1 else work.batch.accumulation_steps

@@ -105,10 +105,13 @@ class ExportedWeights:
 
 def load_model(weights: Weights, *, device: torch.device, dtype: torch.dtype) -> Decoder:
     """The whole model on one device, filled parameter by parameter."""
-    model = empty_model(weights.model).to(dtype).to_empty(device=device)
+    model = empty_model(weights.model)
+    for parameter in model.parameters():  # not the buffers, which stay in float32
+        parameter.data = parameter.data.to(dtype)
+    model.to_empty(device=device)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights.read(name))
+        for name, tensor in model.state_dict().items():
+            tensor.copy_(weights.read(name))
     return model.eval()
 
 

@@ -23,12 +23,17 @@ MODEL = ModelConfig(
     name="m", vocab_size=1024, hidden_size=256, intermediate_size=512, num_layers=24, num_heads=8, num_kv_heads=8
 )
 MOE = dataclasses.replace(MODEL, num_experts=8, experts_per_token=2)
+DEEPSEEK = dataclasses.replace(
+    MOE, expert_intermediate_size=128, num_shared_experts=1, num_dense_layers=3, router_scoring="sigmoid"
+)
 TIED = dataclasses.replace(MODEL, tie_embeddings=True)
 powers = st.sampled_from([1, 2, 4, 8])
 
 
 @given(
-    model=st.sampled_from([MODEL, MOE, dataclasses.replace(MODEL, tie_embeddings=True)]), sharded=powers, expert=powers
+    model=st.sampled_from([MODEL, MOE, DEEPSEEK, dataclasses.replace(MODEL, tie_embeddings=True)]),
+    sharded=powers,
+    expert=powers,
 )
 def test_shards_of_one_stage_add_up_to_the_model(model: ModelConfig, sharded: int, expert: int) -> None:
     expert = min(expert, sharded) if model.num_experts else 1

@@ -27,18 +27,25 @@ def unsplit_attention_parameters(model: ModelConfig) -> int:
     return 2 * model.attention_head_dim if model.qk_norm else 0
 
 
-def mlp_parameters(model: ModelConfig) -> int:
-    """Gate, up and down projections of one SwiGLU: the layer's, or one expert's."""
+def dense_mlp_parameters(model: ModelConfig) -> int:
+    """Gate, up and down projections of a dense layer's SwiGLU."""
     return 3 * model.hidden_size * model.intermediate_size
 
 
-def layer_parameters(model: ModelConfig, *, experts: int | None = None) -> int:
-    """One layer with its two norms. In a mixture of experts, with its router and `experts` experts (None: all)."""
-    dense = attention_parameters(model) + 2 * model.hidden_size
-    if model.num_experts == 0:
-        return dense + mlp_parameters(model)
+def expert_parameters(model: ModelConfig) -> int:
+    """The same of one expert."""
+    return 3 * model.hidden_size * model.expert_width
+
+
+def layer_parameters(model: ModelConfig, layer: int, *, active: bool = False) -> int:
+    """Layer `layer`, which counts from 0, with its two norms. `active`: of a mixture of experts, what one token passes
+    through: the router, the shared experts, and those that it chooses."""
+    outside = attention_parameters(model) + 2 * model.hidden_size
+    if not model.has_experts(layer):
+        return outside + dense_mlp_parameters(model)
     router = model.hidden_size * model.num_experts
-    return dense + router + mlp_parameters(model) * (model.num_experts if experts is None else experts)
+    routed = model.experts_per_token if active else model.num_experts
+    return outside + router + expert_parameters(model) * (routed + model.num_shared_experts)
 
 
 def embedding_parameters(model: ModelConfig) -> int:
@@ -48,12 +55,16 @@ def embedding_parameters(model: ModelConfig) -> int:
 
 def num_parameters(model: ModelConfig) -> int:
     """Trainable parameters of the whole model; a tied matrix counts once."""
-    return model.num_layers * layer_parameters(model) + _outside_layers(model)
+    return _all_layers(model, active=False) + _outside_layers(model)
 
 
 def num_active_parameters(model: ModelConfig) -> int:
     """Parameters that one token passes through: `experts_per_token` of the experts, and all else."""
-    return model.num_layers * layer_parameters(model, experts=model.experts_per_token) + _outside_layers(model)
+    return _all_layers(model, active=True) + _outside_layers(model)
+
+
+def _all_layers(model: ModelConfig, *, active: bool) -> int:
+    return sum(layer_parameters(model, layer, active=active) for layer in range(model.num_layers))
 
 
 def _outside_layers(model: ModelConfig) -> int:

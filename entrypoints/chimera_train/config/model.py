@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .latent_attention import LatentAttention
+from .mixture import mixture_problems
 from .problem import Problem, divisors
 from .rope import RopeScaling
+
+RouterScoring = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +21,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    """Width of the SwiGLU; of one expert where `num_experts` > 0."""
+    """Width of the SwiGLU of a dense layer; of one expert too, where `expert_intermediate_size` is null."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -42,8 +46,26 @@ class ModelConfig:
     num_experts: int = 0
     """0: dense."""
     experts_per_token: int = 0
+    expert_intermediate_size: int | None = None
+    """Width of one expert's SwiGLU. None: `intermediate_size`."""
+    num_shared_experts: int = 0
+    """Experts that every token goes to beside those it chose, as one SwiGLU of that many times the expert width."""
+    num_dense_layers: int = 0
+    """The first layers, whose feed-forward is dense, of `intermediate_size`."""
+    router_scoring: RouterScoring = "softmax"
+    """How the router's outputs become scores: over all experts together, or each for itself (DeepSeek-V3)."""
+    normalize_expert_weights: bool = True
+    """Divide the weights of a token's experts by their sum."""
+    routed_scaling_factor: float = 1.0
+    """What the weights of a token's experts are multiplied by in the end."""
+    num_expert_groups: int = 0
+    """Groups of consecutive experts of which a token first chooses `expert_groups_per_token`; 0: no groups."""
+    expert_groups_per_token: int = 0
     router_aux_loss_coefficient: float = 0.0
     """Weight of the load-balancing loss (Switch Transformer's form, as Mixtral uses it)."""
+    router_bias_update_speed: float | None = None
+    """Balance without a loss (arXiv 2408.15664): a bias per expert, added to the scores for choosing only, moves by
+    this much against the load after every step. 0: there is a bias, and it stays as it is. None: no bias."""
     initializer_range: float = 0.02
     """Standard deviation of the normal initialisation; the two projections that write to the residual stream use
     this divided by sqrt(2 * num_layers) (GPT-2)."""
@@ -66,6 +88,19 @@ class ModelConfig:
     def rope_dim(self) -> int:
         """Channels of a head that are rotated."""
         return self.latent_attention.qk_rope_head_dim if self.latent_attention is not None else self.attention_head_dim
+
+    @property
+    def expert_width(self) -> int:
+        """Of one expert's SwiGLU."""
+        return self.expert_intermediate_size if self.expert_intermediate_size is not None else self.intermediate_size
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward of layer `layer`, which counts from 0, is a mixture of experts."""
+        return self.num_experts > 0 and layer >= self.num_dense_layers
+
+    @property
+    def num_expert_layers(self) -> int:
+        return self.num_layers - self.num_dense_layers if self.num_experts else 0
 
     def validate(self) -> list[Problem]:
         problems = []
@@ -112,30 +147,7 @@ class ModelConfig:
             )
         elif self.rope_dim % 2:
             problems.append(Problem("model.head_dim", f"{self.rope_dim} is odd; rotary positions need pairs"))
-        if self.num_experts < 0 or (self.num_experts == 0) != (self.experts_per_token == 0):
-            problems.append(
-                Problem(
-                    "model.experts_per_token",
-                    f"num_experts={self.num_experts} with experts_per_token={self.experts_per_token}",
-                    "set both, or neither",
-                )
-            )
-        elif self.experts_per_token > self.num_experts:
-            problems.append(
-                Problem(
-                    "model.experts_per_token", f"{self.experts_per_token} exceeds model.num_experts={self.num_experts}"
-                )
-            )
-        for name in ("hidden_size", "intermediate_size"):
-            if self.num_experts and getattr(self, name) % 8:
-                problems.append(
-                    Problem(
-                        f"model.{name}",
-                        f"{getattr(self, name)} is not a multiple of 8; grouped matrix products of experts want rows "
-                        "of 16 bytes",
-                    )
-                )
-        return problems
+        return problems + mixture_problems(self)
 
     def _ignored_by_latent_attention(self) -> list[Problem]:
         ignored = {"head_dim": None, "attention_bias": False, "qk_norm": False, "num_kv_heads": self.num_heads}

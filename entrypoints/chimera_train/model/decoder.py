@@ -1,7 +1,7 @@
 """A decoder-only transformer for one device: Llama, Mistral, Qwen, Mixtral and DeepSeek-V3, by configuration.
 
-It knows nothing of parallelism: `chimera_train.parallel` applies that from outside. It holds no buffers, so a model
-made on the meta device is complete once its parameters are.
+It knows nothing of parallelism: `chimera_train.parallel` applies that from outside. Its only buffers are the biases of
+routers, so a model made on the meta device is complete once these and its parameters are filled.
 
 Shapes, by suffix: B sequences, S tokens a sequence, D hidden size, F width of the SwiGLU, V vocabulary.
 """
@@ -18,34 +18,26 @@ from ..config import ModelConfig
 from ..config.stages import Stage, whole
 from ..loss import IGNORE_INDEX, LossSum, chunked_cross_entropy
 from .attention import Attention
+from .feed_forward import FeedForward
 from .latent_attention import MultiHeadLatentAttention
-from .local import Linear, local
+from .local import local
 from .moe import MixtureOfExperts
 from .rope import rope_table
-
-
-class FeedForward(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
 
 
 class Block(nn.Module):
     """Pre-norm attention and feed-forward (dense or mixture of experts), each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = MultiHeadLatentAttention(config) if config.latent_attention is not None else Attention(config)
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
-        self.feed_forward = MixtureOfExperts(config) if config.num_experts else FeedForward(config)
+        self.feed_forward = (
+            MixtureOfExperts(config)
+            if config.has_experts(layer)
+            else FeedForward(config.hidden_size, config.intermediate_size)
+        )
 
     def forward(self, x_BSD: Tensor, cosine: Tensor, sine: Tensor, balance_weight: Tensor | None) -> Tensor:
         """The residual stream. `balance_weight`: scalar, weight of this layer's load-balancing loss; None: no such loss
@@ -111,7 +103,7 @@ class Decoder(nn.Module):
         """Ranks over which the hidden states between blocks are split along S; what is not split is the tokens."""
         tied_copy = stage.last and config.tie_embeddings  # a stage of its own has the matrix for the output alone
         self.embedding = Embedding(config) if stage.first or tied_copy else None
-        self.layers = nn.ModuleDict({str(number): Block(config) for number in stage.layers})
+        self.layers = nn.ModuleDict({str(number): Block(config, number) for number in stage.layers})
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps) if stage.last else None
         self.head = Head(config) if stage.last and not config.tie_embeddings else None
 
@@ -138,9 +130,10 @@ class Decoder(nn.Module):
         return _logits_or_loss(x_BSD, self.embedding.weight, labels_BS, self.loss_chunk_tokens)
 
     def _balance_weight(self, labels_BS: Tensor | None) -> Tensor | None:
-        """The load-balancing loss is the mean over layers, and counts once a valid token, so that it survives the
-        division of the gradients by the count of tokens."""
+        """The load-balancing loss is the mean over the layers with experts, and counts once a valid token, so that it
+        survives the division of the gradients by the count of tokens. Ranks that split the hidden states of the same
+        tokens have an equal share of its weight."""
         coefficient = self.config.router_aux_loss_coefficient
         if labels_BS is None or not (self.config.num_experts and coefficient):
             return None
-        return (labels_BS != IGNORE_INDEX).sum() * (coefficient / self.config.num_layers)
+        return (labels_BS != IGNORE_INDEX).sum() * (coefficient / self.config.num_expert_layers / self.sequence_split)

@@ -21,12 +21,14 @@ BLOCK_ELEMENTS = 1 << 20
 
 
 def initialize(model: Decoder, seed: int) -> None:
-    """Fill every parameter in place (plain or DTensor, on any device but meta).
+    """Fill every parameter and buffer in place (plain or DTensor, on any device but meta).
 
     Norms are one and biases zero; matrices are normal with model.initializer_range, divided by sqrt(2 × num_layers)
     for the two projections that write to the residual stream (GPT-2's rule).
     """
     with torch.no_grad():
+        for buffer in model.buffers():
+            buffer.zero_()
         for name, parameter in model.named_parameters():
             if isinstance(parameter, DTensor):
                 local = parameter.to_local()
