@@ -105,7 +105,7 @@ def trainer_support(context: Context) -> Iterator[Said]:
         degree = getattr(context.plan.layout, axis)
         if degree > 1 and axis not in SUPPORTED_AXES:
             yield Said(
-                f"{degree}: the container would refuse it; its trainer runs {' and '.join(SUPPORTED_AXES)} only",
+                f"{degree}: the container would refuse it; its trainer runs {', '.join(SUPPORTED_AXES)} only",
                 f"set parallel.{axis}_parallel=1",
                 where=f"parallel.{axis}_parallel",
             )

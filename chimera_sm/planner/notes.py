@@ -17,7 +17,7 @@ def notes(recipe: Recipe, mesh: MeshLayout, machine: catalog.Instance | None) ->
     if beyond:
         found.append(
             f"The plan uses the axes {', '.join(beyond)}; the trainer of this version runs "
-            f"{' and '.join(SUPPORTED_AXES)} only, and its workers refuse the others."
+            f"{', '.join(SUPPORTED_AXES)} only, and its workers refuse the others."
         )
     if machine is None:
         return tuple(found)

@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from .collectives import all_gather
 
 IGNORE_INDEX = -100
 """A label that is no target."""
@@ -25,8 +28,17 @@ class LossSum(NamedTuple):
     """Of each sequence; detached."""
 
 
-def chunked_cross_entropy(hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor, chunk_tokens: int) -> LossSum:
+def chunked_cross_entropy(
+    hidden_BSD: Tensor,
+    weight_VD: Tensor,
+    labels_BS: Tensor,
+    chunk_tokens: int,
+    group: dist.ProcessGroup | None = None,
+) -> LossSum:
     """Cross-entropy of softmax(hidden @ weight.T) against labels, which are IGNORE_INDEX for no target.
+
+    With `group`, each of its ranks has as many rows of the weight, in rank order. All have the same hidden states, labels
+    and loss; the gradient of the hidden states is an addend on each.
 
     Gradients are computed chunk by chunk in the forward pass, while a chunk's logits exist; nothing is recomputed in
     the backward pass, and the weight is not read there. `chunk_tokens` 0 is one chunk.
@@ -37,6 +49,7 @@ def chunked_cross_entropy(hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tens
         weight_VD,
         labels_BS.reshape(tokens),
         chunk_tokens or tokens,
+        group,
         torch.is_grad_enabled(),
     )
     return LossSum(total, losses.view_as(labels_BS).sum(dim=1))
@@ -45,8 +58,15 @@ def chunked_cross_entropy(hidden_BSD: Tensor, weight_VD: Tensor, labels_BS: Tens
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int, with_grad: bool
+        ctx,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        chunk_tokens: int,
+        group: dist.ProcessGroup | None,
+        with_grad: bool,
     ) -> tuple[Tensor, Tensor]:
+        first_row = 0 if group is None else group.rank() * len(weight)
         losses = torch.empty(labels.shape, dtype=torch.float32, device=hidden.device)
         if with_grad:
             grad_hidden = torch.empty_like(hidden)
@@ -54,16 +74,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, len(labels), chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
-            target = labels[chunk]
-            valid = target != IGNORE_INDEX
-            target = target.where(valid, 0)
+            valid = labels[chunk] != IGNORE_INDEX
+            target = labels[chunk] - first_row
+            found = valid if group is None else valid & (target >= 0) & (target < len(weight))
+            target = target.where(found, 0)
             rows = torch.arange(len(target), device=target.device)
             logits = (hidden[chunk] @ weight.T).float()
             log_normalizer = logits.logsumexp(dim=-1)
-            losses[chunk] = (log_normalizer - logits[rows, target]).where(valid, 0.0)
+            target_logit = logits[rows, target]
+            if group is not None:
+                log_normalizer, target_logit = _over_vocabulary(log_normalizer, target_logit.where(found, 0.0), group)
+            losses[chunk] = (log_normalizer - target_logit).where(valid, 0.0)
             if with_grad:
                 grad = logits.sub_(log_normalizer[:, None]).exp_()  # softmax, in the memory of the logits
-                grad[rows, target] -= 1.0
+                grad[rows, target] -= found.float()
                 grad = grad.mul_(valid[:, None]).to(hidden.dtype)
                 grad_hidden[chunk] = grad @ weight
                 grad_weight += grad.T @ hidden[chunk]
@@ -73,7 +97,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return losses.sum(), losses
 
     @staticmethod
-    def backward(ctx, upstream: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx, upstream: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, None, None, None, None]:
         # In place, because the weight's gradient is the largest tensor of the step. A second backward would raise.
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden.mul_(upstream), grad_weight.mul_(upstream), None, None, None
+        return grad_hidden.mul_(upstream), grad_weight.mul_(upstream), None, None, None, None
+
+
+def _over_vocabulary(log_normalizer: Tensor, target_logit: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Both of the whole vocabulary, from those of every rank's rows, in one collective."""
+    mine = torch.stack((log_normalizer, target_logit))
+    of_ranks = all_gather(mine, 0, group.size(), group.group_name).unflatten(0, (-1, 2))
+    return of_ranks[:, 0].logsumexp(dim=0), of_ranks[:, 1].sum(dim=0)
+
+
+def whole_vocabulary(logits_BSV: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Logits of the whole vocabulary, from those of every rank's rows. For evaluation: gradients do not pass."""
+    return all_gather(logits_BSV.detach(), -1, group.size(), group.group_name)

@@ -42,6 +42,9 @@ DENSE = ModelConfig(
 MODELS = {
     "dense": DENSE,
     "tied": replace(DENSE, tie_embeddings=True),
+    # As tensor parallel wants it: two ranks share rows of the vocabulary evenly.
+    "even": replace(DENSE, vocab_size=VOCAB + 1),
+    "even tied": replace(DENSE, vocab_size=VOCAB + 1, tie_embeddings=True),
     # Three experts: with four ranks, one holds no row of the router.
     "moe": replace(DENSE, num_experts=3, experts_per_token=2, router_aux_loss_coefficient=0.05),
 }
@@ -62,6 +65,7 @@ class Row:
     tolerance: float = 1e-5
 
 
+TENSOR = {"tensor_parallel": 2}
 ROWS = [
     Row("one process, 50 steps", 1, steps=50, micro_batch_size=2),
     Row("one process, whole batch", 1, micro_batch_size=8),
@@ -89,6 +93,17 @@ ROWS = [
     Row("fsdp 2, moe, compiled, selective checkpointing, bf16", 2, model="moe", param_dtype="bfloat16", tolerance=5e-2,
         train={"compile": True, "activation_checkpointing": "selective"}),
     Row("replicas 2", 2, parallel={"data_parallel": 2, "fully_sharded": 1}),
+    Row("tensor 2, 50 steps", 2, model="even", steps=50, parallel=TENSOR),
+    Row("tensor 2, tied", 2, model="even tied", micro_batch_size=2, parallel=TENSOR),
+    Row("tensor 2, unequal tokens, chunked loss", 2, model="even", masked=True, micro_batch_size=2, parallel=TENSOR,
+        train={"loss_chunk_tokens": 7}),
+    Row("tensor 2, full checkpointing", 2, model="even", parallel=TENSOR, train={"activation_checkpointing": "full"}),
+    Row("tensor 2, selective checkpointing", 2, model="even", parallel=TENSOR,
+        train={"activation_checkpointing": "selective"}),
+    Row("tensor 2, compiled", 2, model="even", micro_batch_size=2, parallel=TENSOR, train={"compile": True}),
+    Row("tensor 2, compiled, selective checkpointing", 2, model="even", parallel=TENSOR,
+        train={"compile": True, "activation_checkpointing": "selective"}),
+    Row("tensor 2, bf16", 2, model="even", param_dtype="bfloat16", tolerance=3e-2, parallel=TENSOR),
     Row("fsdp 4, 50 steps", 4, steps=50),
     Row("fsdp 4, tied", 4, model="tied", micro_batch_size=2),
     Row("fsdp 4, moe", 4, model="moe"),
@@ -97,6 +112,10 @@ ROWS = [
     Row("hsdp 2x2, no accumulation", 4, micro_batch_size=2, parallel={"data_parallel": 2}),
     Row("hsdp 2x2, deferred sync", 4, parallel={"data_parallel": 2, "defer_gradient_sync": True}),
     Row("hsdp 2x2, tied, unequal tokens", 4, model="tied", masked=True, parallel={"data_parallel": 2}),
+    Row("fsdp 2, tensor 2, 50 steps", 4, model="even", steps=50, parallel=TENSOR),
+    Row("fsdp 2, tensor 2, tied, unequal tokens", 4, model="even tied", masked=True, parallel=TENSOR),
+    Row("fsdp 2, tensor 2, deferred sync", 4, model="even", parallel={**TENSOR, "defer_gradient_sync": True}),
+    Row("replicas 2, tensor 2", 4, model="even", parallel={**TENSOR, "data_parallel": 2}),
     Row("hsdp 2x2, moe, bf16", 4, model="moe", parallel={"data_parallel": 2}, param_dtype="bfloat16", tolerance=5e-2),
 ]  # fmt: skip
 
@@ -144,9 +163,9 @@ class Curve:
 
 def run_row(row: Row) -> Curve:
     """On every rank of a process group."""
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     recipe = recipe_of(row)
-    mesh_layout = layout(recipe.parallel, hosts=1, workers_per_host=world_size)
+    mesh_layout = layout(recipe.parallel, hosts=1, workers_per_host=torch.distributed.get_world_size())
+    data_rank = mesh_layout.data_rank(torch.distributed.get_rank())
     plan = batch_plan(recipe.train, mesh_layout)
     with torch.device("meta"):
         model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
@@ -158,7 +177,7 @@ def run_row(row: Row) -> Curve:
     curve = Curve({n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}, [], [], {})
     share = GLOBAL_BATCH // plan.data_parallel_size
     for step in range(1, row.steps + 1):
-        mine = global_batch(step, row.masked)[rank * share : (rank + 1) * share]
+        mine = global_batch(step, row.masked)[data_rank * share : (data_rank + 1) * share]
         micro_batches = np.split(mine, plan.accumulation_steps)
         sums = forward_backward(model, recipe, micro_batches, torch.device("cpu"))
         result = finish_gradients(model, recipe.optim, sums, meshes, step=step)

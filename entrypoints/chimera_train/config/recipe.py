@@ -17,6 +17,7 @@ from .optim import OptimConfig
 from .parallel import ParallelConfig
 from .precision import PrecisionConfig
 from .problem import Problem, divisors
+from .tensor import tensor_problems
 from .train import TrainConfig
 
 SCHEMA_VERSION = 1
@@ -58,16 +59,7 @@ class TrainRecipe:
                     f"{train.sequence_length} exceeds model.max_position_embeddings={model.max_position_embeddings}",
                 )
             )
-        for key, size in (("num_heads", model.num_heads), ("num_kv_heads", model.num_kv_heads)):
-            if size % parallel.tensor_parallel:
-                problems.append(
-                    Problem(
-                        "parallel.tensor_parallel",
-                        f"{parallel.tensor_parallel} does not divide model.{key}={size}",
-                        f"use one of {divisors(size)}",
-                    )
-                )
-                break
+        problems += tensor_problems(model, parallel, train)
         if parallel.pipeline_parallel > model.num_layers:
             problems.append(
                 Problem(

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..config.stages import Stage, whole
-from ..loss import IGNORE_INDEX, LossSum, chunked_cross_entropy
+from ..loss import IGNORE_INDEX, LossSum, chunked_cross_entropy, whole_vocabulary
 from .attention import Attention
 from .feed_forward import FeedForward
 from .latent_attention import MultiHeadLatentAttention
-from .local import local
+from .local import local, sharing_group
 from .moe import MixtureOfExperts
 from .rope import rope_table
 
@@ -75,9 +75,11 @@ class Head(nn.Module):
 
 
 def _logits_or_loss(x_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor | None, chunk_tokens: int) -> Tensor | LossSum:
-    if labels_BS is None:
-        return F.linear(x_BSD, local(weight_VD))
-    return chunked_cross_entropy(x_BSD, local(weight_VD), labels_BS, chunk_tokens)
+    group = sharing_group(weight_VD)
+    if labels_BS is not None:
+        return chunked_cross_entropy(x_BSD, local(weight_VD), labels_BS, chunk_tokens, group)
+    logits_BSV = F.linear(x_BSD, local(weight_VD))
+    return logits_BSV if group is None else whole_vocabulary(logits_BSV, group)
 
 
 def consecutive_positions(length: int, device: torch.device) -> Tensor:

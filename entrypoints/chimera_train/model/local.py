@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -13,6 +14,11 @@ def local(tensor: Tensor) -> Tensor:
     The gradient goes back to the whole parameter under the same split.
     """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def sharing_group(tensor: Tensor) -> dist.ProcessGroup | None:
+    """The ranks that a parameter is split over, this one among them; None: it is whole here."""
+    return tensor.device_mesh.get_group() if isinstance(tensor, DTensor) else None
 
 
 class Linear(nn.Linear):

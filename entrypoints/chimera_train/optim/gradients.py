@@ -25,7 +25,9 @@ def local_grad_norm_squared(parameters: Iterable[nn.Parameter], ranks: int) -> T
         grad = parameter.grad
         if isinstance(grad, DTensor):
             shards = math.prod(
-                grad.device_mesh.size(axis) for axis, placement in enumerate(grad.placements) if placement.is_shard()
+                grad.device_mesh.size(axis)
+                for axis, placement in enumerate(grad.placements)
+                if not placement.is_replicate()  # torch's is_shard leaves out the shards of what is split twice
             )
             by_replicas[ranks // shards].append(grad.to_local())
         elif grad is not None:

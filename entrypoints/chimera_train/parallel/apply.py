@@ -1,4 +1,4 @@
-"""Parallelism, applied to a model that knows nothing of it: checkpointing → compile → FSDP, in this order."""
+"""Parallelism, applied to a model that knows nothing of it: tensor → checkpointing → compile → FSDP, in this order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..model import Decoder
 from .activation_checkpoint import apply_activation_checkpointing
 from .fsdp import shard
 from .meshes import Meshes
+from .tensor import apply_tensor_parallel
 
 
 def check_supported(layout: MeshLayout) -> None:
@@ -22,7 +23,7 @@ def check_supported(layout: MeshLayout) -> None:
     problems = [
         Problem(
             f"parallel.{axis}_parallel",
-            f"{degree}, but this trainer runs {' and '.join(SUPPORTED_AXES)} only",
+            f"{degree}, but this trainer runs {', '.join(SUPPORTED_AXES)} only",
             f"set parallel.{axis}_parallel=1",
         )
         for axis, degree in degrees.items()
@@ -35,6 +36,7 @@ def check_supported(layout: MeshLayout) -> None:
 def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_backend: str = "inductor") -> None:
     """Apply the recipe's techniques in place. `model` may be on the meta device. Raises ConfigError where the machine
     lacks what compiling needs."""
+    apply_tensor_parallel(model, meshes)
     for block in model.layers.values():
         apply_activation_checkpointing(block, recipe.train.activation_checkpointing)
     if recipe.train.compile:

@@ -1,0 +1,114 @@
+"""Tensor parallel (Megatron-LM, arXiv 1909.08053) with sequence parallel (arXiv 2205.05198), always together.
+
+Every rank of the tensor axis has some of the heads, some of the feed-forward's width and some of the vocabulary's rows.
+Between these the hidden states are split along the sequence, so a norm or a residual addition is computed once. At the
+border of attention or of the feed-forward they are gathered, and the ranks' partial sums are reduced and scattered.
+
+Weights are DTensors on the tensor mesh and computation is on local tensors. What is not split (norms, routers, low-rank
+projections) has a gradient that is an addend; `optim.sum_over_tensor` completes it once a step.
+
+Shapes, by suffix: B sequences, S tokens a sequence, T = S / tensor of them, D hidden size.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from ..collectives import all_gather, reduce_scatter
+from ..model import Decoder
+from ..model.decoder import Embedding, FeedForward
+from ..model.local import local
+from .meshes import Meshes
+
+OUTPUT_SPLIT = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}
+"""Projections to heads or to the feed-forward's width: rows of the weight and the bias are split ("column parallel" in
+Megatron-LM's terms)."""
+INPUT_SPLIT = {"o_proj", "down_proj"}
+"""Projections back to the hidden size: their outputs are addends ("row parallel")."""
+
+
+def apply_tensor_parallel(model: Decoder, meshes: Meshes) -> None:
+    """Split weights and put collectives at the borders, in place; nothing where the degree is 1."""
+    if meshes.layout.tensor == 1:
+        return
+    mesh = meshes.tensor
+    for block in model.layers.values():
+        _enter_whole(block.attention, mesh, dim=1)
+        # A token's feed-forward needs no other token: in any order, so gathering along B spares a copy.
+        if isinstance(block.feed_forward, FeedForward):
+            _enter_whole(block.feed_forward, mesh, dim=0)
+    if model.embedding is not None:
+        _split(model.embedding, "weight", mesh, dim=0)
+        model.embedding.forward = partial(_look_up, model.embedding, mesh)
+    if model.head is not None:
+        _split(model.head, "weight", mesh, dim=0)
+    if model.norm is not None:
+        model.norm.register_forward_hook(lambda norm, inputs, x_BTD: gather(x_BTD, 1, mesh))
+    model.sequence_split = meshes.layout.tensor
+
+
+def _enter_whole(module: nn.Module, mesh: DeviceMesh, dim: int) -> None:
+    """Split the projections of `module`, whose first argument is gathered along `dim` and whose output is scattered."""
+    for name, projection in module.named_children():
+        if name in OUTPUT_SPLIT | INPUT_SPLIT:
+            _split(projection, "weight", mesh, dim=0 if name in OUTPUT_SPLIT else 1)
+            if projection.bias is not None:
+                assert name in OUTPUT_SPLIT, f"{name}: its output is an addend, so every rank would add the bias"
+                _split(projection, "bias", mesh, dim=0)
+    module.register_forward_pre_hook(lambda module, inputs: (gather(inputs[0], dim, mesh), *inputs[1:]))
+    module.register_forward_hook(lambda module, inputs, output: scatter(output, dim, mesh))
+
+
+def _split(module: nn.Module, name: str, mesh: DeviceMesh, dim: int) -> None:
+    """Replace a parameter by a DTensor of which this rank has an even part along `dim`."""
+    whole = getattr(module, name)
+    part = whole.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
+    placed = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
+    module.register_parameter(name, nn.Parameter(placed))
+
+
+def _look_up(embedding: Embedding, mesh: DeviceMesh, tokens_BS: Tensor) -> Tensor:
+    """Rows of the table that this rank has, and zeros for the others, summed over the ranks and split along S."""
+    weight_VD = local(embedding.weight)
+    found_BS = tokens_BS // len(weight_VD) == mesh.get_local_rank()
+    x_BSD = F.embedding(tokens_BS % len(weight_VD), weight_VD)
+    return scatter(x_BSD.masked_fill(~found_BS[..., None], 0.0), 1, mesh)
+
+
+def gather(x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """The ranks' parts along `dim`, joined. Its gradient, an addend on every rank, is reduced and scattered."""
+    return _Gather.apply(x, dim, mesh.size(), mesh.get_group().group_name)
+
+
+def scatter(x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """This rank's part along `dim` of the sum over ranks. Its gradient is gathered."""
+    return _Scatter.apply(x, dim, mesh.size(), mesh.get_group().group_name)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, size: int, group: str) -> Tensor:
+        ctx.where = dim, size, group
+        return all_gather(x, dim, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return reduce_scatter(grad, *ctx.where), None, None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, size: int, group: str) -> Tensor:
+        ctx.where = dim, size, group
+        return reduce_scatter(x, dim, size, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return all_gather(grad, *ctx.where), None, None, None
