@@ -37,8 +37,8 @@ def chunked_cross_entropy(
 ) -> LossSum:
     """Cross-entropy of softmax(hidden @ weight.T) against labels, which are IGNORE_INDEX for no target.
 
-    With `group`, each of its ranks has as many rows of the weight, in rank order. All have the same hidden states, labels
-    and loss; the gradient of the hidden states is an addend on each.
+    With `group`, its ranks have equal numbers of the weight's rows, in rank order, and the same hidden states, labels
+    and loss. The gradient of the hidden states is an addend on each.
 
     Gradients are computed chunk by chunk in the forward pass, while a chunk's logits exist; nothing is recomputed in
     the backward pass, and the weight is not read there. `chunk_tokens` 0 is one chunk.

@@ -8,6 +8,7 @@ from chimera_train.config import (
     CheckpointConfig,
     ConfigError,
     DataConfig,
+    LatentAttention,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
@@ -16,6 +17,7 @@ from chimera_train.config import (
     TrainRecipe,
     layout,
 )
+from chimera_train.config.tensor import tensor_problems
 from chimera_train.parallel import check_supported
 
 EXPERTS = ModelConfig(
@@ -63,3 +65,36 @@ def test_axes_that_the_trainer_lacks_are_named(axis):
     with pytest.raises(ConfigError, match=f"^parallel.{axis}_parallel: 2, but this trainer runs data_parallel,"):
         check_supported(degrees)
     check_supported(layout(ParallelConfig(data_parallel=2), hosts=2, workers_per_host=2))
+
+
+SPLIT = ModelConfig(
+    name="m", vocab_size=64, hidden_size=48, intermediate_size=96, num_layers=1, num_heads=8, num_kv_heads=4
+)
+LATENT = LatentAttention(kv_lora_rank=5, qk_nope_head_dim=3, qk_rope_head_dim=2, v_head_dim=7)
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "context", "broken"),
+    [
+        (SPLIT, 4, 1, None),
+        (SPLIT, 4, 2, None),
+        (SPLIT, 3, 1, "model.num_heads=8, model.vocab_size=64, model.num_kv_heads=4, train.sequence_length=32"),
+        (SPLIT, 8, 1, "model.num_kv_heads=4"),
+        (SPLIT, 8, 8, "model.num_kv_heads=4, train.sequence_length / parallel.context_parallel=4"),
+        (replace(SPLIT, vocab_size=67), 2, 1, "model.vocab_size=67"),
+        (replace(SPLIT, intermediate_size=97), 2, 1, "model.intermediate_size=97"),
+        (replace(SPLIT, intermediate_size=100, num_experts=3, experts_per_token=1), 8, 1, "model.num_kv_heads=4"),
+        (replace(SPLIT, latent_attention=LATENT), 8, 1, None),
+    ],
+)
+def test_tensor_parallel_names_every_size_that_it_does_not_divide(model, degree, context, broken):
+    train = TrainConfig(num_steps=1, global_batch_size=1, micro_batch_size=1, sequence_length=32)
+    problems = tensor_problems(model, ParallelConfig(tensor_parallel=degree, context_parallel=context), train)
+    expected = [] if broken is None else [("parallel.tensor_parallel", f"{degree} does not divide {broken}")]
+    assert [(p.key, p.message) for p in problems] == expected
+
+
+def test_tensor_parallel_is_told_the_degrees_that_divide_every_size():
+    train = TrainConfig(num_steps=1, global_batch_size=1, micro_batch_size=1, sequence_length=32)
+    (problem,) = tensor_problems(SPLIT, ParallelConfig(tensor_parallel=3), train)
+    assert problem.fix == "use one of [1, 2, 4]"
