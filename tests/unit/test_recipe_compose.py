@@ -89,7 +89,7 @@ PLANTED = [
     (["train.num_steps=null"], "train.num_steps", "null"),
     (["train.global_batch_size=0"], "train.global_batch_size", "not positive"),
     (["train.activation_checkpointing=ful"], "train.activation_checkpointing", "full"),
-    (["parallel.tensor_parallel=7"], "parallel.tensor_parallel", "[1, 2, 3, 6]"),
+    (["parallel.tensor_parallel=7"], "parallel.tensor_parallel", "[1, 2]"),
     (["recipe=70b", "parallel.pipeline_parallel=3"], "parallel.pipeline_parallel", "divide model.num_layers=80"),
     (["model.num_kv_heads=4"], "model.num_kv_heads", "divide model.num_heads=6"),
     (["train.sequence_length=4096"], "train.sequence_length", "max_position_embeddings"),

@@ -16,7 +16,7 @@ def tensor_problems(model: ModelConfig, parallel: ParallelConfig, train: TrainCo
     sizes = {"model.num_heads": model.num_heads, "model.vocab_size": model.vocab_size}
     if model.latent_attention is None:
         sizes["model.num_kv_heads"] = model.num_kv_heads
-    if not model.num_experts:  # experts are spread whole
+    if model.num_expert_layers < model.num_layers:  # experts are spread whole
         sizes["model.intermediate_size"] = model.intermediate_size
     of_context = " / parallel.context_parallel" if parallel.context_parallel > 1 else ""
     sizes[f"train.sequence_length{of_context}"] = train.sequence_length // parallel.context_parallel

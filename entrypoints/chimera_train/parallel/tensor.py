@@ -23,7 +23,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from ..collectives import all_gather, reduce_scatter
 from ..model import Decoder
-from ..model.decoder import Embedding, FeedForward
+from ..model.decoder import Embedding
+from ..model.feed_forward import FeedForward
 from ..model.local import local
 from .meshes import Meshes
 
