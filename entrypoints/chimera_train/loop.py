@@ -15,7 +15,7 @@ from .data.loader import Loader
 from .distributed import Worker, set_collective_timeout
 from .model import Decoder, initialize
 from .optim import build_optimizer, learning_rate, set_learning_rate
-from .parallel import Meshes, check_supported, parallelize
+from .parallel import Meshes, RouterBias, check_supported, parallelize
 from .reporter import Reporter
 from .signals import StopRequest
 from .step import StepResult, finish_gradients, forward_backward
@@ -52,6 +52,7 @@ class Trainer:
         parallelize(self.model, recipe, self.meshes)
         self.model.to_empty(device=worker.device)
         self.optimizer = build_optimizer(self.model, recipe, self.meshes)
+        self.router_bias = RouterBias(self.model, recipe.model, self.meshes)
 
         self.checkpointer = Checkpointer(
             recipe.checkpoint, root=root, run_id=run_id, recipe=recipe_file, layout=mesh_layout
@@ -107,6 +108,7 @@ class Trainer:
             wait_s=batch.wait_s,
         )
         self.optimizer.step()
+        self.router_bias.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.tokens_seen += self.plan.tokens_per_step
         self.samples_seen += self.plan.global_batch_size

@@ -30,8 +30,9 @@ from chimera_train.config import (
 )
 from chimera_train.loss import IGNORE_INDEX
 from chimera_train.model import Decoder, initialize
+from chimera_train.model.moe import MixtureOfExperts
 from chimera_train.optim import build_optimizer, learning_rate, set_learning_rate
-from chimera_train.parallel import Meshes, parallelize
+from chimera_train.parallel import Meshes, RouterBias, parallelize
 from chimera_train.step import finish_gradients, forward_backward
 
 GLOBAL_BATCH, SEQUENCE, VOCAB = 8, 16, 67  # 67 rows do not divide over any number of ranks
@@ -47,6 +48,23 @@ MODELS = {
     "even tied": replace(DENSE, vocab_size=VOCAB + 1, tie_embeddings=True),
     # Three experts: with four ranks, one holds no row of the router.
     "moe": replace(DENSE, num_experts=3, experts_per_token=2, router_aux_loss_coefficient=0.05),
+    "moe of 4": replace(DENSE, num_experts=4, experts_per_token=2, router_aux_loss_coefficient=0.05),
+    "moe of 4, tied": replace(
+        DENSE, num_experts=4, experts_per_token=2, router_aux_loss_coefficient=0.05, tie_embeddings=True
+    ),
+    # As DeepSeek-V3. The width of an expert makes rows that do not divide evenly everywhere.
+    "deepseek": replace(
+        DENSE,
+        num_experts=8,
+        experts_per_token=3,
+        expert_intermediate_size=24,
+        num_shared_experts=2,
+        num_dense_layers=1,
+        router_scoring="sigmoid",
+        routed_scaling_factor=1.5,
+        router_aux_loss_coefficient=0.01,
+        router_bias_update_speed=0.02,
+    ),
 }
 
 
@@ -159,6 +177,8 @@ class Curve:
     norms: list[float]
     grads: dict[str, torch.Tensor]
     """Of the first step, after clipping."""
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """After the last step."""
 
 
 def run_row(row: Row) -> Curve:
@@ -174,6 +194,7 @@ def run_row(row: Row) -> Curve:
     model.to_empty(device="cpu")
     initialize(model, recipe.train.seed)
     optimizer = build_optimizer(model, recipe, meshes)
+    router_bias = RouterBias(model, recipe.model, meshes)
     curve = Curve({n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}, [], [], {})
     share = GLOBAL_BATCH // plan.data_parallel_size
     for step in range(1, row.steps + 1):
@@ -185,9 +206,11 @@ def run_row(row: Row) -> Curve:
             curve.grads = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
         set_learning_rate(optimizer, learning_rate(step, recipe.optim, row.steps))
         optimizer.step()
+        router_bias.step()
         optimizer.zero_grad()
         curve.losses.append(result.loss)
         curve.norms.append(result.grad_norm)
+    curve.buffers = {n: b.clone() for n, b in model.named_buffers()}
     return curve
 
 
@@ -207,7 +230,7 @@ def launched(ranks: int) -> list[dict[str, Curve]]:
 
 @functools.cache
 def reference(model_name: str, steps: int, masked: bool) -> Curve:
-    """One process, torch's own loss, clipping and plain AdamW, in float32."""
+    """One process, torch's own loss, clipping and plain AdamW, in float32; biases of routers as the paper has them."""
     recipe = recipe_of(Row("reference", 1, model=model_name, steps=steps, masked=masked))
     model = Decoder(recipe.model)
     initialize(model, recipe.train.seed)
@@ -226,6 +249,11 @@ def reference(model_name: str, steps: int, masked: bool) -> Curve:
         foreach=False,
     )
     curve = Curve({n: p.detach().clone() for n, p in model.named_parameters()}, [], [], {})
+    loads = {}  # of every router with a bias; counted in both forwards of a sequence, which changes no sign
+    for mixture in model.modules():
+        if isinstance(mixture, MixtureOfExperts) and mixture.expert_bias is not None:
+            loads[mixture] = torch.zeros(recipe.model.num_experts)
+            mixture.router.register_forward_hook(functools.partial(_count_choices, mixture, loads[mixture]))
     for step in range(1, steps + 1):
         tokens = torch.from_numpy(global_batch(step, masked))
         num_tokens = (tokens[:, 1:] != IGNORE_INDEX).sum()
@@ -246,18 +274,33 @@ def reference(model_name: str, steps: int, masked: bool) -> Curve:
             group["lr"] = learning_rate(step, optim, steps)
         optimizer.step()
         optimizer.zero_grad()
+        for mixture, load in loads.items():
+            mixture.expert_bias += recipe.model.router_bias_update_speed * (load.mean() - load).sign()
+            load.zero_()
         curve.losses.append(loss.item())
+    curve.buffers = dict(model.named_buffers())
     return curve
+
+
+def _count_choices(mixture: MixtureOfExperts, load: torch.Tensor, _router: Any, _inputs: Any, logits: torch.Tensor):
+    chosen = (logits.sigmoid() + mixture.expert_bias).topk(mixture.config.experts_per_token).indices
+    load += chosen.flatten().bincount(minlength=len(load))
 
 
 @pytest.mark.train
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_parity(row: Row):
+    compare(row, [curves[row.name] for curves in launched(row.ranks)])
+
+
+def compare(row: Row, ranks: list[Curve]) -> None:
+    """Assert that every rank computed what one process does."""
     expected = reference(row.model, row.steps, row.masked)
-    ranks = [curves[row.name] for curves in launched(row.ranks)]
     curve = ranks[0]
     for other in ranks[1:]:
         assert (other.losses, other.norms) == (curve.losses, curve.norms), "ranks disagree"
+        for name, buffer in other.buffers.items():
+            assert torch.equal(buffer, curve.buffers[name]), f"{name}: ranks disagree"
     for name, parameter in expected.initial.items():
         assert torch.equal(curve.initial[name], parameter), f"{name}: initial weights depend on the layout"
     assert curve.losses == pytest.approx(expected.losses, abs=row.tolerance, rel=0)
@@ -265,6 +308,8 @@ def test_parity(row: Row):
     for name, grad in expected.grads.items():
         bound = 1e-6 if row.param_dtype == "float32" else row.tolerance * grad.abs().max().item() + 1e-4
         torch.testing.assert_close(curve.grads[name], grad, atol=bound, rtol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for name, buffer in expected.buffers.items():
+        torch.testing.assert_close(curve.buffers[name], buffer, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_the_reference_learns_and_clips():

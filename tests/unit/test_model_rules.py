@@ -59,7 +59,7 @@ def test_experts_want_rows_of_16_bytes(key):
     assert not replace(EXPERTS, num_experts=0, experts_per_token=0, **{key: 68}).validate()
 
 
-@pytest.mark.parametrize("axis", ["pipeline", "context", "expert"])
+@pytest.mark.parametrize("axis", ["pipeline", "context"])
 def test_axes_that_the_trainer_lacks_are_named(axis):
     degrees = layout(ParallelConfig(**{f"{axis}_parallel": 2}), hosts=2, workers_per_host=2)
     with pytest.raises(ConfigError, match=f"^parallel.{axis}_parallel: 2, but this trainer runs data_parallel,"):

@@ -14,7 +14,7 @@ from .parallel import ParallelConfig
 from .problem import Problem, divisors
 
 AXES = ("pipeline", "data_parallel", "fully_sharded", "context", "tensor")
-SUPPORTED_AXES = ("data_parallel", "fully_sharded", "tensor")
+SUPPORTED_AXES = ("data_parallel", "fully_sharded", "tensor", "expert")
 """Axes that the trainer runs at a degree above 1. A plan may have others; a worker refuses them."""
 
 

@@ -3,5 +3,6 @@
 from .apply import check_supported, parallelize
 from .fsdp import set_gradient_sync
 from .meshes import Meshes
+from .router_bias import RouterBias
 
-__all__ = ["Meshes", "check_supported", "parallelize", "set_gradient_sync"]
+__all__ = ["Meshes", "RouterBias", "check_supported", "parallelize", "set_gradient_sync"]

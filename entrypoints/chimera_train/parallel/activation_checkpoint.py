@@ -23,6 +23,11 @@ ATTENTION_OPS = (
     # Not expensive, but a token that chose other experts in the repetition would get another token's gradient.
     aten.topk.default,
 )
+COMMUNICATION_OPS = (
+    # Slow, and a repetition would wait for the other ranks again.
+    torch.ops._c10d_functional.all_to_all_single.default,
+    torch.ops._c10d_functional.all_reduce.default,
+)
 MATMUL_OPS = (
     # Every second one is kept: half the memory of the projections for half of their repetition.
     aten.mm.default,
@@ -35,7 +40,7 @@ def _selective_context() -> tuple[Any, Any]:
     seen = {False: 0, True: 0}
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if op in ATTENTION_OPS:
+        if op in ATTENTION_OPS or op in COMMUNICATION_OPS:
             return CheckpointPolicy.MUST_SAVE
         if op in MATMUL_OPS:
             seen[context.is_recompute] += 1
@@ -49,7 +54,8 @@ def _selective_context() -> tuple[Any, Any]:
 def apply_activation_checkpointing(block: nn.Module, mode: ActivationCheckpointing) -> None:
     """Wrap the block's forward, not the block: names of parameters stay, and FSDP's hooks stay outside.
 
-    full: keep the block's input only. selective: also attention's output and every second matmul's.
+    full: keep the block's input only. selective: also attention's output, what came from other ranks, and every second
+    matmul's output.
     """
     if mode == "none":
         return

@@ -1,4 +1,5 @@
-"""Parallelism, applied to a model that knows nothing of it: tensor → checkpointing → compile → FSDP, in this order."""
+"""Parallelism, applied to a model that knows nothing of it, in this order: tensor → experts → checkpointing → compile →
+FSDP."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ import torch
 from ..config import ConfigError, MeshLayout, Problem, TrainRecipe
 from ..config.mesh import SUPPORTED_AXES
 from ..model import Decoder
+from ..model.decoder import Block
+from ..model.moe import LocalDispatch, MixtureOfExperts
 from .activation_checkpoint import apply_activation_checkpointing
+from .expert import apply_expert_parallel
 from .fsdp import shard
 from .meshes import Meshes
 from .tensor import apply_tensor_parallel
@@ -37,15 +41,25 @@ def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_
     """Apply the recipe's techniques in place. `model` may be on the meta device. Raises ConfigError where the machine
     lacks what compiling needs."""
     apply_tensor_parallel(model, meshes)
+    apply_expert_parallel(model, meshes)
     for block in model.layers.values():
         apply_activation_checkpointing(block, recipe.train.activation_checkpointing)
     if recipe.train.compile:
         if compile_backend == "inductor" and meshes.device_type == "cpu":
             _check_compiler()
         for block in model.layers.values():
+            part = block if _is_one_graph(block) else block.attention
             # The forward alone, so that FSDP's hooks stay outside of the graph.
-            block.forward = torch.compile(block.forward, backend=compile_backend, fullgraph=True)
+            part.forward = torch.compile(part.forward, backend=compile_backend, fullgraph=True)
     shard(model, recipe, meshes)
+
+
+def _is_one_graph(block: Block) -> bool:
+    """Not where the host must know how many tokens travel, or a count is kept in backward: then the attention alone."""
+    mixture = block.feed_forward
+    if not isinstance(mixture, MixtureOfExperts):
+        return True
+    return isinstance(mixture.dispatch, LocalDispatch) and not mixture.config.router_bias_update_speed
 
 
 def _check_compiler() -> None:

@@ -1,13 +1,24 @@
 """Fully sharded data parallel (FSDP2): parameters, gradients and optimizer states over the shard axis, replicas over
-data_parallel. Parameters keep their names; they become DTensors."""
+data_parallel. Parameters keep their names; they become DTensors.
+
+Experts are a group of their own where the ranks that hold different tokens of them are others than those that dense
+parameters are sharded over: with expert parallel, or with tensor parallel, whose ranks split the tokens."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..config import TrainRecipe
 from ..model import Decoder
+from ..model.moe import MixtureOfExperts
 from .meshes import Meshes
 
 
@@ -20,10 +31,20 @@ def shard(model: Decoder, recipe: TrainRecipe, meshes: Meshes) -> None:
         cast_forward_inputs=False,
     )
     mesh, blocks = meshes.fsdp, list(model.layers.values())
+    experts_apart = meshes.layout.expert > 1 or meshes.layout.tensor > 1
+    groups: list[list[FSDPModule]] = []
     for block in blocks:
         # Backward begins with the last block, so freeing it in between would only gather it twice.
         reshard = recipe.parallel.reshard_after_forward and block is not blocks[-1]
+        experts = []
+        if experts_apart and isinstance(block.feed_forward, MixtureOfExperts):
+            experts = [block.feed_forward.experts]
+            fully_shard(experts[0], mesh=meshes.expert_fsdp, mp_policy=policy, reshard_after_forward=reshard)
+            _hide_from_selective_checkpointing(experts[0])
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+        groups.append([block, *experts])
+    if meshes.layout.expert > 1:
+        _prefetch_ahead(groups)
     # A tied embedding is used at both ends of the model, so it belongs to the root, which stays whole in between.
     tied = model.stage.last and model.head is None
     for module in (model.embedding, model.head):
@@ -39,6 +60,26 @@ def shard(model: Decoder, recipe: TrainRecipe, meshes: Meshes) -> None:
             # premultiplied sum, which a divide factor would otherwise select.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _hide_from_selective_checkpointing(inside_block: nn.Module) -> None:
+    """It counts a block's operations, which must be the same when they are repeated. Those by which FSDP gathers what
+    is inside of the block are not: they depend on what is gathered already."""
+    for hooks in (inside_block._forward_pre_hooks, inside_block._forward_hooks):
+        for key, hook in hooks.items():
+            hooks[key] = functools.partial(_without_modes, hook)
+
+
+def _without_modes(hook: Callable[..., Any], *arguments: Any) -> Any:
+    with _disable_current_modes():
+        return hook(*arguments)
+
+
+def _prefetch_ahead(groups: list[list[FSDPModule]]) -> None:
+    """By name, because the host waits for the device in every block: what it queues comes too late to be ahead."""
+    for before, after in itertools.pairwise(groups):
+        before[0].set_modules_to_forward_prefetch(after)
+        after[0].set_modules_to_backward_prefetch(before)
 
 
 def set_gradient_sync(model: Decoder, recipe: TrainRecipe, *, last_micro_batch: bool) -> None:

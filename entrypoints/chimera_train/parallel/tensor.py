@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from ..collectives import all_gather, reduce_scatter
 from ..model import Decoder
@@ -27,6 +26,7 @@ from ..model.decoder import Embedding
 from ..model.feed_forward import FeedForward
 from ..model.local import local
 from .meshes import Meshes
+from .split import split_parameter
 
 OUTPUT_SPLIT = {"q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj", "gate_proj", "up_proj"}
 """Projections to heads or to the feed-forward's width: rows of the weight and the bias are split ("column parallel" in
@@ -46,10 +46,10 @@ def apply_tensor_parallel(model: Decoder, meshes: Meshes) -> None:
         if isinstance(block.feed_forward, FeedForward):
             _enter_whole(block.feed_forward, mesh, dim=0)
     if model.embedding is not None:
-        _split(model.embedding, "weight", mesh, dim=0)
+        split_parameter(model.embedding, "weight", mesh, dim=0)
         model.embedding.forward = partial(_look_up, model.embedding, mesh)
     if model.head is not None:
-        _split(model.head, "weight", mesh, dim=0)
+        split_parameter(model.head, "weight", mesh, dim=0)
     if model.norm is not None:
         model.norm.register_forward_hook(lambda norm, inputs, x_BTD: gather(x_BTD, 1, mesh))
     model.sequence_split = meshes.layout.tensor
@@ -59,20 +59,12 @@ def _enter_whole(module: nn.Module, mesh: DeviceMesh, dim: int) -> None:
     """Split the projections of `module`, whose first argument is gathered along `dim` and whose output is scattered."""
     for name, projection in module.named_children():
         if name in OUTPUT_SPLIT | INPUT_SPLIT:
-            _split(projection, "weight", mesh, dim=0 if name in OUTPUT_SPLIT else 1)
+            split_parameter(projection, "weight", mesh, dim=0 if name in OUTPUT_SPLIT else 1)
             if projection.bias is not None:
                 assert name in OUTPUT_SPLIT, f"{name}: its output is an addend, so every rank would add the bias"
-                _split(projection, "bias", mesh, dim=0)
+                split_parameter(projection, "bias", mesh, dim=0)
     module.register_forward_pre_hook(lambda module, inputs: (gather(inputs[0], dim, mesh), *inputs[1:]))
     module.register_forward_hook(lambda module, inputs, output: scatter(output, dim, mesh))
-
-
-def _split(module: nn.Module, name: str, mesh: DeviceMesh, dim: int) -> None:
-    """Replace a parameter by a DTensor of which this rank has an even part along `dim`."""
-    whole = getattr(module, name)
-    part = whole.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
-    placed = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
-    module.register_parameter(name, nn.Parameter(placed))
 
 
 def _look_up(embedding: Embedding, mesh: DeviceMesh, tokens_BS: Tensor) -> Tensor:
