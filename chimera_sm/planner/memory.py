@@ -1,26 +1,34 @@
 """Peak memory of one accelerator of the most loaded rank, component by component, in closed form.
 
-It counts what the trainer does: FSDP2 with fp32 master weights, gradients and AdamW moments (16 bytes a stored
-parameter), layers gathered in the compute dtype, attention without a score matrix, a loss computed in chunks with its
-gradients, and 1F1B's micro-batches in flight. With tensor parallel, the residual stream is taken to be split over the
-sequence.
+It counts what the trainer does: FSDP2 with master weights, gradients and the optimizer's states (16 bytes a stored
+parameter with AdamW in float32), layers gathered in the compute dtype, attention without a score matrix, a loss
+computed in chunks with its gradients, and 1F1B's micro-batches in flight. With tensor parallel, the residual stream is
+taken to be split over the sequence.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chimera_train.config import BatchPlan, MeshLayout, ModelConfig, ParallelConfig, PrecisionConfig, TrainConfig
+from chimera_train.config import (
+    BatchPlan,
+    MeshLayout,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 from chimera_train.config.flops import embedding_parameters
+from chimera_train.config.optim import QUANTISATION_BLOCK
 
 from .coefficients import coefficient
 from .parameters import StageParameters, stage_parameters
 from .types import MemoryEstimate
 
 GIB = 2**30
-MASTER_BYTES = 4
-"""float32 parameters, and as much again for gradients."""
-MOMENTS_BYTES = 8
+STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / QUANTISATION_BLOCK}
+"""Of one state of a matrix; of 8 bits with a float32 scale a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +38,7 @@ class Occupancy:
     model: ModelConfig
     train: TrainConfig
     parallel: ParallelConfig
+    optim: OptimConfig
     precision: PrecisionConfig
     layout: MeshLayout
     batch: BatchPlan
@@ -39,6 +48,11 @@ class Occupancy:
     @property
     def element_bytes(self) -> int:
         return 2 if self.precision.param_dtype == "bfloat16" else 4
+
+    @property
+    def master_bytes(self) -> int:
+        """Of a stored parameter, and as much again of its gradient."""
+        return 4 if self.precision.master_weights else self.element_bytes
 
     @property
     def tokens(self) -> float:
@@ -70,9 +84,9 @@ def stage_memory_gib(case: Occupancy, stage: int) -> dict[str, float]:
     held = stage_parameters(case.model, case.layout, stage)
     last = stage == case.layout.pipeline - 1
     parts = {
-        "parameters": MASTER_BYTES * held.stored,
+        "parameters": case.master_bytes * held.stored,
         "gradients": gradient_bytes(case, held),
-        "optimizer": MOMENTS_BYTES * held.stored,
+        "optimizer": optimizer_bytes(case, held),
         "gathered_parameters": gathered_bytes(case, held),
         "activations": activation_bytes(case, stage, held.layers),
         "logits": logits_bytes(case) if last else 0.0,
@@ -83,13 +97,21 @@ def stage_memory_gib(case: Occupancy, stage: int) -> dict[str, float]:
 
 
 def gradient_bytes(case: Occupancy, held: StageParameters) -> float:
-    """Shards in float32, and what is whole before it is reduced: one layer in both dtypes, or a stage."""
+    """Shards, and what is whole before it is reduced: one layer in both dtypes, or a stage."""
     reduce_bytes = 2 if case.precision.reduce_dtype == "bfloat16" else 4
     if case.gradients_stay_whole:
         whole = held.gathered * reduce_bytes
     else:
         whole = held.largest_unit * (case.element_bytes + reduce_bytes)
-    return MASTER_BYTES * held.stored + whole
+    return case.master_bytes * held.stored + whole
+
+
+def optimizer_bytes(case: Occupancy, held: StageParameters) -> float:
+    """States on the accelerator: two a parameter with AdamW, which Muon leaves embedding and head to, or one."""
+    if case.optim.offload:
+        return 0.0
+    twice = {"adamw": held.stored, "muon": held.stored_tables, "lion": 0.0}[case.optim.name]
+    return STATE_BYTES[case.optim.state_dtype] * (held.stored + twice)
 
 
 def gathered_bytes(case: Occupancy, held: StageParameters) -> float:

@@ -27,6 +27,8 @@ class StageParameters:
     """The largest piece that is gathered at once: a layer, or the embedding or head."""
     stored: float
     """What the rank keeps of all of them after sharding."""
+    stored_tables: float
+    """Embedding and head in `stored`."""
 
     @property
     def gathered(self) -> float:
@@ -67,4 +69,5 @@ def stage_parameters(model: ModelConfig, layout: MeshLayout, stage: int) -> Stag
         experts=experts,
         largest_unit=max(units),
         stored=dense / layout.shard + experts / layout.expert_shard,
+        stored_tables=tables * table / layout.shard,
     )

@@ -201,6 +201,7 @@ def _memory(recipe: Recipe, mesh: MeshLayout, batch: BatchPlan, machine: catalog
             model=recipe.model,
             train=recipe.train,
             parallel=recipe.parallel,
+            optim=recipe.optim,
             precision=recipe.precision,
             layout=mesh,
             batch=batch,

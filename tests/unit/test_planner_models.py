@@ -60,6 +60,7 @@ def occupancy(*overrides: str) -> Occupancy:
         model=recipe.model,
         train=recipe.train,
         parallel=recipe.parallel,
+        optim=recipe.optim,
         precision=recipe.precision,
         layout=mesh,
         batch=batch_plan(recipe.train, mesh),
@@ -79,6 +80,28 @@ def test_activations_shrink_with_checkpointing() -> None:
         for mode in ("none", "selective", "full")
     ]
     assert kept[0] > 2 * kept[1] > 4 * kept[2]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "bytes_a_parameter"),
+    [
+        (["optim=adamw"], 16),
+        (["optim=adamw", "optim.state_dtype=bfloat16"], 12),
+        (["optim=adamw", "optim.state_dtype=int8"], 10.0625),
+        (["optim=adamw", "optim.offload=true"], 8),
+        (["optim=lion"], 12),
+        (["optim=muon"], 12),
+        (["optim=adamw", "precision=bf16_pure"], 12),
+        (["optim=lion", "precision=bf16_pure", "optim.state_dtype=int8"], 5.03125),
+    ],
+)
+def test_what_is_kept_of_a_parameter(overrides: list[str], bytes_a_parameter: float) -> None:
+    case = occupancy(*overrides)
+    held = stage_parameters(case.model, case.layout, 1)  # neither embedding nor head
+    parts = stage_memory_gib(case, 1)
+    whole = held.largest_unit * 6 if not case.gradients_stay_whole else held.gathered * 4
+    kept = (parts["parameters"] + parts["gradients"] + parts["optimizer"]) * 2**30 - whole
+    assert kept / held.stored == pytest.approx(bytes_a_parameter)
 
 
 def test_logits_are_on_the_last_stage_and_shrink_with_chunks() -> None:

@@ -17,7 +17,15 @@ from chimera_sm.catalog import instance
 from chimera_sm.planner.coefficients import coefficient
 from chimera_sm.planner.memory import Occupancy, estimate_memory
 from chimera_sm.planner.step_time import Workload, estimate_step
-from chimera_train.config import ModelConfig, ParallelConfig, PrecisionConfig, TrainConfig, batch_plan, layout
+from chimera_train.config import (
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+    batch_plan,
+    layout,
+)
 
 ROWS = list(csv.DictReader((Path(__file__).parent / "published_runs.csv").open(encoding="utf-8")))
 STEP_BAND = (0.75, 1.25)
@@ -84,6 +92,7 @@ def test_peak_memory_is_within_an_eighth(row: dict[str, str]) -> None:
         model=work.model,
         train=work.train,
         parallel=work.parallel,
+        optim=OptimConfig(learning_rate=1e-4),
         precision=work.precision,
         layout=work.layout,
         batch=work.batch,

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..optim.sharded import ShardedOptimizer
+
 MODEL = "model."
 OPTIMIZER = "optimizer."
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
@@ -46,7 +48,10 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def fill_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimizer allocate its state, by a step with zero gradients and learning rate."""
+    """Make the optimizer allocate its state: torch's by a step with zero gradients and learning rate."""
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer.allocate()
+        return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     rates = [group["lr"] for group in optimizer.param_groups]
     for parameter in parameters:

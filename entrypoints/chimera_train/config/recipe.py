@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from .checkpoint import CheckpointConfig
 from .data import DataConfig
 from .model import ModelConfig
-from .optim import OptimConfig
+from .optim import QUANTISATION_BLOCK, OptimConfig
 from .parallel import ParallelConfig
 from .precision import PrecisionConfig
 from .problem import Problem, divisors
@@ -101,6 +101,7 @@ class TrainRecipe:
                     "set precision=bf16, or train.compile=false",
                 )
             )
+        problems += self._eight_bit_blocks()
         if optim.decay_steps is not None and optim.decay_steps + optim.warmup_steps > train.num_steps:
             problems.append(
                 Problem(
@@ -110,6 +111,26 @@ class TrainRecipe:
                 )
             )
         return problems
+
+    def _eight_bit_blocks(self) -> list[Problem]:
+        """Tensor parallel cuts rows of two projections; a block of 8-bit states may not lie across a cut."""
+        model, tensor = self.model, self.parallel.tensor_parallel
+        if self.optim.state_dtype != "int8" or tensor == 1:
+            return []
+        widths = {
+            "the width of attention (model.num_heads × head dimension)": model.num_heads * model.value_dim,
+            "model.intermediate_size": model.intermediate_size,
+        }
+        return [
+            Problem(
+                "optim.state_dtype",
+                f"int8 has a scale for every {QUANTISATION_BLOCK} elements of a row, and {QUANTISATION_BLOCK} × "
+                f"parallel.tensor_parallel={tensor} does not divide {key}={width}",
+                "set optim.state_dtype=bfloat16, or another parallel.tensor_parallel",
+            )
+            for key, width in widths.items()
+            if width % (QUANTISATION_BLOCK * tensor)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

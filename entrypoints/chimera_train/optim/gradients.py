@@ -33,7 +33,7 @@ def local_grad_norm_squared(parameters: Iterable[nn.Parameter], ranks: int) -> T
         elif grad is not None:
             by_replicas[ranks].append(grad)
     addends = [
-        torch.stack(torch._foreach_norm(grads)).double().square().sum() / replicas
+        torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).double().square().sum() / replicas
         for replicas, grads in by_replicas.items()
     ]
     return torch.stack(addends).sum()

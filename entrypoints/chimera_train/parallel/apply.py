@@ -40,6 +40,9 @@ def check_supported(layout: MeshLayout) -> None:
 def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_backend: str = "inductor") -> None:
     """Apply the recipe's techniques in place. `model` may be on the meta device. Raises ConfigError where the machine
     lacks what compiling needs."""
+    if not recipe.precision.master_weights:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(getattr(torch, recipe.precision.param_dtype))
     apply_tensor_parallel(model, meshes)
     apply_expert_parallel(model, meshes)
     for block in model.layers.values():
