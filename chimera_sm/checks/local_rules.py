@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from chimera_sm.recipe.schema import LOCAL
-from chimera_sm.targets.local.data import check_shards
+from chimera_sm.targets.local.data import check_held_out, check_shards
 from chimera_sm.targets.local.job import local_job
 from chimera_sm.targets.local.layout import check_checkpoint_path
 
@@ -28,6 +28,15 @@ def local_shards(context: Context) -> Iterator[Said]:
                 sequence_length=recipe.train.sequence_length,
             )
         )
+
+
+@plan_rule("local_held_out", "evaluation.sources")
+def local_held_out(context: Context) -> Iterator[Said]:
+    """What the run is evaluated on is there and whole."""
+    recipe = context.plan.recipe
+    if recipe.target.name == LOCAL:
+        channel = local_job(context.plan, context.artifacts.run_id).channels[recipe.data.channel]
+        yield from _said(check_held_out(channel, recipe.evaluation.sources))
 
 
 @plan_rule("local_checkpoint_path", "checkpoint.path")

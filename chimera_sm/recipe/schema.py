@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 from chimera_train.config import (
     CheckpointConfig,
     DataConfig,
+    EvaluationConfig,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
@@ -288,6 +289,7 @@ class Recipe:
     optim: OptimConfig
     precision: PrecisionConfig
     checkpoint: LaunchCheckpointConfig
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     instances: InstancesConfig
     capacity: CapacityConfig
     target: TargetConfig
@@ -316,6 +318,7 @@ class Recipe:
             optim=self.optim,
             precision=self.precision,
             checkpoint=_narrow(CheckpointConfig, self.checkpoint),
+            evaluation=self.evaluation,
         )
 
     @property

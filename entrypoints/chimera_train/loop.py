@@ -13,6 +13,7 @@ from .config import MlRoot, RecipeFile, batch_plan, layout
 from .config.contract import EXIT_FINISHED, EXIT_STOPPED
 from .data.loader import Loader
 from .distributed import Worker, set_collective_timeout
+from .evaluation import Evaluator
 from .model import Decoder, initialize
 from .optim import build_optimizer, learning_rate, set_learning_rate
 from .parallel import Meshes, RouterBias, check_supported, parallelize
@@ -43,6 +44,13 @@ class Trainer:
             data_parallel_size=mesh_layout.data_parallel_size,
             accumulation_steps=self.plan.accumulation_steps,
             vocab_size=recipe.model.vocab_size,
+        )
+        self.evaluator = Evaluator(
+            recipe,
+            mesh_layout,
+            worker,
+            channel=root.channel(recipe.data.channel),
+            tokenizer_sha256=self.loader.dataset.info.tokenizer.sha256,
         )
         self.reporter = Reporter(recipe_file, self.plan, worker, root)
 
@@ -83,6 +91,8 @@ class Trainer:
                 set_collective_timeout(self.meshes.all_groups(), train.collective_timeout_s)
             if self.step % GC_INTERVAL_STEPS == 0:
                 gc.collect()
+            if self._evaluation_is_due() and not stopping:
+                stopping = self._evaluate(stop)
             last = stopping or self.step == train.num_steps
             if last or (interval and self.step % interval == 0):
                 self._save()
@@ -97,7 +107,15 @@ class Trainer:
         lr = learning_rate(self.step, self.recipe.optim, self.plan.num_steps)
         set_learning_rate(self.optimizer, lr)
         batch = self.loader.next_step()
-        sums = forward_backward(self.model, self.recipe, batch.micro_batches, self.worker.device)
+        names = self.loader.source_names
+        sums = forward_backward(
+            self.model,
+            self.recipe,
+            batch.micro_batches,
+            self.worker.device,
+            source_ids=batch.source_ids if len(names) > 1 else None,
+            num_sources=len(names),
+        )
         result = finish_gradients(
             self.model,
             self.recipe.optim,
@@ -112,9 +130,33 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.tokens_seen += self.plan.tokens_per_step
         self.samples_seen += self.plan.global_batch_size
-        self.reporter.step_done(self.step, loss=result.loss, grad_norm=result.grad_norm, lr=lr, waits_s=result.waits_s)
+        self.reporter.step_done(
+            self.step,
+            loss=result.loss,
+            source_losses=dict(zip(names, result.source_losses, strict=True)),
+            grad_norm=result.grad_norm,
+            lr=lr,
+            waits_s=result.waits_s,
+        )
         faults.at("step", step=self.step, rank=self.worker.rank)
         return result
+
+    def _evaluation_is_due(self) -> bool:
+        config = self.recipe.evaluation
+        if not config.sources:
+            return False
+        at_end = self.step == self.recipe.train.num_steps
+        return at_end or bool(config.interval_steps and self.step % config.interval_steps == 0)
+
+    def _evaluate(self, stop: StopRequest) -> bool:
+        """Returns whether some rank was asked to stop, which ends the evaluation without a result."""
+        started = time.perf_counter()
+        results = self.evaluator.run(self.model, self.meshes, stop)
+        if results is not None:
+            self.reporter.evaluated(self.step, results)
+            self.reporter.say(f"evaluated at step {self.step} in {time.perf_counter() - started:.1f} s")
+        self.reporter.restart_clock()
+        return results is None
 
     def _save(self) -> None:
         started = time.perf_counter()

@@ -39,6 +39,37 @@ METRICS: tuple[Metric, ...] = (
     Metric("lr", "", "learning rate of the step", 6),
     Metric("step_s", "s", "wall time of the step", 5),
 )
+EVALUATION_PREFIX = "chimera_eval"
+EVALUATION_METRICS: tuple[Metric, ...] = (
+    Metric("loss", "nats/token", "held-out loss, mean over the source's tokens", 9),
+    Metric("perplexity", "", "exp(loss)", 6),
+)
+"""Of each source of `evaluation.sources`, in lines of its own."""
+
+
+def evaluation_regexes(source: str) -> dict[str, str]:
+    """Metric name → pattern with one group, for one source."""
+    return {
+        f"eval_{metric.name}_{source}": rf"{EVALUATION_PREFIX} step=.* source={source} .*\b{metric.name}=({NUMBER})"
+        for metric in EVALUATION_METRICS
+    }
+
+
+SOURCE_PREFIX = "chimera_source"
+"""Of each source of a mixture, in lines of its own: the training loss over its tokens."""
+
+
+def format_source(step: int, source: str, loss: float) -> str:
+    """`chimera_source step=100 source=code loss=1.25`"""
+    return f"{SOURCE_PREFIX} step={step} source={source} loss={loss:.{BY_NAME['loss'].digits}g}"
+
+
+def format_evaluation(step: int, source: str, values: Mapping[str, float]) -> str:
+    """`chimera_eval step=100 source=held_out loss=2.5 perplexity=12.1825`"""
+    parts = [f"{m.name}={values[m.name]:.{m.digits}g}" for m in EVALUATION_METRICS]
+    return " ".join([f"{EVALUATION_PREFIX} step={step} source={source}", *parts])
+
+
 BY_NAME = {metric.name: metric for metric in METRICS}
 _LINE = re.compile(rf"\b{PREFIX} step=([0-9]+)((?: [a-z_]+=\S+)+)")
 

@@ -15,7 +15,8 @@ from .config import BatchPlan, MlRoot, RecipeFile
 from .config.contract import ATTEMPT_VARIABLE
 from .config.flops import flops_per_token
 from .distributed import Worker
-from .metrics import format_line
+from .evaluation import Evaluation
+from .metrics import format_evaluation, format_line, format_source
 
 
 class MetricFile:
@@ -57,6 +58,7 @@ class Reporter:
         peak = recipe_file.peak_tflops
         self.mfu_per_token_rate = flops / (worker.world_size * peak * 1e12) if peak else None
         self.file = MetricFile(root.metrics / f"host-{worker.host}.jsonl")
+        self.evaluations = MetricFile(root.evaluations / f"host-{worker.host}.jsonl")
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -65,8 +67,18 @@ class Reporter:
         self.steps = 0
         self.wait_s = 0.0
 
-    def step_done(self, step: int, *, loss: float, grad_norm: float, lr: float, waits_s: Sequence[float]) -> None:
-        """`waits_s`: every rank's wait for its data in this step, by rank."""
+    def step_done(
+        self,
+        step: int,
+        *,
+        loss: float,
+        source_losses: Mapping[str, float | None],
+        grad_norm: float,
+        lr: float,
+        waits_s: Sequence[float],
+    ) -> None:
+        """`source_losses`: by name; printed where there are several. `waits_s`: every rank's wait for its data in this
+        step, by rank."""
         self.steps += 1
         first = self.worker.host * self.worker.local_world_size
         self.wait_s += max(waits_s[first : first + self.worker.local_world_size])
@@ -87,8 +99,23 @@ class Reporter:
             }
             print(format_line(step, values), flush=True)
             record = {"step": step, **values, "time": time.time(), "attempt": self.attempt}
+            if len(source_losses) > 1:
+                record["source_loss"] = dict(source_losses)
+                for name, source_loss in source_losses.items():
+                    if source_loss is not None:
+                        print(format_source(step, name, source_loss), flush=True)
             self.file.append(record)
         self.restart_clock()
+
+    def evaluated(self, step: int, results: Sequence[Evaluation]) -> None:
+        """A line and a row for each source."""
+        if not self.worker.leads_host:
+            return
+        for result in results:
+            values = {"loss": result.loss, "perplexity": result.perplexity}
+            print(format_evaluation(step, result.source, values), flush=True)
+            record = {"step": step, "source": result.source, **values, "num_tokens": result.num_tokens}
+            self.evaluations.append({**record, "time": time.time(), "attempt": self.attempt})
 
     def say(self, text: str) -> None:
         """A plain line, once a job."""

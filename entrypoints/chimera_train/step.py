@@ -29,6 +29,8 @@ class StepResult:
     """Cross-entropy in nats, mean over the valid tokens of the global batch."""
     grad_norm: float
     """Before clipping."""
+    source_losses: list[float | None]
+    """The same by source; None for one without a valid token in this batch."""
     stop: bool
     """Some rank was asked to stop."""
     waits_s: list[float]
@@ -36,25 +38,61 @@ class StepResult:
 
 
 def forward_backward(
-    model: Decoder, recipe: TrainRecipe, micro_batches: list[np.ndarray], device: torch.device
+    model: Decoder,
+    recipe: TrainRecipe,
+    micro_batches: list[np.ndarray],
+    device: torch.device,
+    *,
+    source_ids: np.ndarray | None = None,
+    num_sources: int = 1,
 ) -> Tensor:
     """Accumulate gradients of the loss summed over tokens; the host does not wait for the device.
 
     micro_batches: int64 [B, S + 1] each; inputs are [:, :-1] and labels [:, 1:]; -100 is a label that does not count.
-    Returns this rank's sum of cross-entropies and count of valid tokens, float64 [2] on the device.
+    source_ids: int64 [micro-batches × B], the source of every row; None where there is one.
+    Returns this rank's sum of cross-entropies and count of valid tokens by source, float64 [num_sources, 2] on the
+    device.
     """
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    sums = torch.zeros(num_sources, 2, dtype=torch.float64, device=device)
     for index, micro_batch in enumerate(micro_batches):
-        tokens = torch.from_numpy(micro_batch)
-        if device.type == "cuda":
-            tokens = tokens.pin_memory().to(device, non_blocking=True)
+        tokens = to_device(micro_batch, device)
         set_gradient_sync(model, recipe, last_micro_batch=index == len(micro_batches) - 1)
         inputs, labels = tokens[:, :-1], tokens[:, 1:]
         # As an input, what is no label stands for token 0.
         loss = model(inputs.clamp(min=0), labels)
         loss.total.backward()
-        sums += torch.stack((loss.rows_B.sum(), (labels != IGNORE_INDEX).sum())).double()
+        rows = len(micro_batch)
+        sources_B = None if source_ids is None else source_ids[index * rows : (index + 1) * rows]
+        sums += sums_by_source(loss.rows_B, labels, sources_B, num_sources)
     return sums
+
+
+def forward_only(model: Decoder, micro_batch: np.ndarray, device: torch.device) -> Tensor:
+    """The sum of cross-entropies and the count of valid tokens of one micro-batch, without gradients; float64 [2]."""
+    tokens = to_device(micro_batch, device)
+    labels = tokens[:, 1:]
+    with torch.no_grad():
+        loss = model(tokens[:, :-1].clamp(min=0), labels)
+    return sums_by_source(loss.rows_B, labels)[0]
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy that the host does not wait for."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def sums_by_source(
+    rows_B: Tensor, labels_BS: Tensor, sources_B: np.ndarray | None = None, num_sources: int = 1
+) -> Tensor:
+    """Cross-entropies `rows_B` and valid labels, summed by source: float64 [num_sources, 2]."""
+    of_rows_B2 = torch.stack((rows_B.double(), (labels_BS != IGNORE_INDEX).sum(dim=1).double()), dim=1)
+    if sources_B is None:
+        return of_rows_B2.sum(dim=0, keepdim=True)
+    sources = to_device(sources_B, rows_B.device)
+    # A product and no scatter, which on a GPU adds in any order.
+    members = sources == torch.arange(num_sources, device=rows_B.device)[:, None]
+    return members.double() @ of_rows_B2
 
 
 def finish_gradients(
@@ -70,7 +108,8 @@ def finish_gradients(
     """Divide the gradients by the global count of valid tokens, and clip them. Collective.
 
     All that ranks must agree on travels in one all-reduce, and reading it is the one time in a step that the host waits
-    for the device: loss, tokens, gradient norm, the wish to stop, and each rank's wait for data.
+    for the device: loss and tokens by source, gradient norm, the wish to stop, and each rank's wait for data.
+    `sums`: as `forward_backward` returns them.
     Raises NotFinite, on all ranks alike, before the optimizer has moved anything.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -81,12 +120,22 @@ def finish_gradients(
     if meshes.layout.tensor > 1:
         sum_over_tensor(parameters, meshes.tensor.get_group())
     norm_squared = local_grad_norm_squared(parameters, world_size // meshes.layout.pipeline)
-    agreed = torch.cat((sums * meshes.reports_loss, norm_squared[None], of_host.to(sums.device, non_blocking=True)))
+    by_source = sums.flatten() * meshes.reports_loss
+    agreed = torch.cat((by_source, norm_squared[None], of_host.to(sums.device, non_blocking=True)))
     dist.all_reduce(agreed)
-    loss_sum, num_tokens, norm_squared, stops, *waits_s = agreed.tolist()
+    values = agreed.tolist()
+    losses, tokens = values[: sums.numel() : 2], values[1 : sums.numel() : 2]
+    loss_sum, num_tokens = sum(losses), sum(tokens)
+    norm_squared, stops, *waits_s = values[sums.numel() :]
     if num_tokens == 0:
         raise NotFinite(f"step {step}: no valid token in the whole global batch; look at the data")
-    result = StepResult(loss_sum / num_tokens, math.sqrt(norm_squared) / num_tokens, stops > 0, waits_s)
+    result = StepResult(
+        loss=loss_sum / num_tokens,
+        source_losses=[loss / count if count else None for loss, count in zip(losses, tokens, strict=True)],
+        grad_norm=math.sqrt(norm_squared) / num_tokens,
+        stop=stops > 0,
+        waits_s=waits_s,
+    )
     if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
         raise NotFinite(
             f"step {step}: loss={result.loss} grad_norm={result.grad_norm}. The weights were not moved, and the last "

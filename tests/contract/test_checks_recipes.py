@@ -136,7 +136,7 @@ SHORT = {"vocab_size": 512, "num_tokens": 0, "shards": []}
 def test_check_says_of_shards_what_launch_refuses(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "dataset.json").write_text(content)
-    made = plan(compose([*TINY, "data=local", f"data.uri={tmp_path}"]))
+    made = plan(compose([*TINY, "data=local", f"data.uri={tmp_path}", "evaluation=none"]))
     refused = [line for line in LocalTarget().ready(made) if "not installed" not in line]
     errors = [f for f in run_checks(made, sdk.render(made)) if f.severity == "error"]
     assert len(refused) == len(errors) == 1

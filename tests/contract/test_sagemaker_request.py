@@ -20,7 +20,7 @@ from chimera_sm.checks import run_checks
 from chimera_sm.errors import ChecksFailed
 from chimera_sm.runs.record import mint_run_id
 from chimera_sm.targets.sagemaker import request as requests
-from chimera_train.metrics import METRICS, format_line
+from chimera_train.metrics import METRICS, format_evaluation, format_line, format_source
 
 GOLDEN = Path(__file__).parent / "golden" / "create_training_job_70b.json"
 SHIPPED = ["70b", "405b", "8x7b", "8b", "1b"]
@@ -181,10 +181,21 @@ def test_a_secret_in_the_environment_is_never_rendered() -> None:
 
 
 def test_metric_definitions_find_the_trainers_line() -> None:
-    line = format_line(7, {metric.name: 1.5 for metric in METRICS})
-    definitions = request_of(rendered("recipe=8b"))["AlgorithmSpecification"]["MetricDefinitions"]
-    assert {d["Name"]: re.search(d["Regex"], line).group(1) for d in definitions} == {  # type: ignore[union-attr]
-        metric.name: "1.5" for metric in METRICS
+    lines = [
+        format_line(7, {metric.name: 1.5 for metric in METRICS}),
+        format_evaluation(7, "books", {"loss": 2.5, "perplexity": 3.5}),
+        format_evaluation(7, "code", {"loss": 4.5, "perplexity": 5.5}),
+        format_source(7, "web", 6.5),
+    ]
+    sources = "evaluation.sources={books: val/books, code: val/code}"
+    definitions = request_of(rendered("recipe=8b", sources))["AlgorithmSpecification"]["MetricDefinitions"]
+    found = {d["Name"]: [m.group(1) for line in lines if (m := re.search(d["Regex"], line))] for d in definitions}
+    assert found == {
+        **{metric.name: ["1.5"] for metric in METRICS},
+        "eval_loss_books": ["2.5"],
+        "eval_perplexity_books": ["3.5"],
+        "eval_loss_code": ["4.5"],
+        "eval_perplexity_code": ["5.5"],
     }
 
 

@@ -36,6 +36,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{document}.txt").write_text(text)
     command = [sys.executable, "-m", "chimera_train.data.prepare", "--source", str(folder)]
     command += ["--train-tokenizer", str(VOCABULARY), "--output", str(folder / "shards"), "--workers", "1"]
+    command += ["--held-out", "10"]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(entrypoints_dir())}, timeout=120)
     return folder / "shards"
 
@@ -58,6 +59,7 @@ def overrides(shards: Path) -> list[str]:
         f"train.num_steps={NUM_STEPS}",
         "optim.warmup_steps=5",
         "checkpoint.interval_steps=10",
+        "evaluation.interval_steps=10",
         "target.grace_s=60",
     ]
 

@@ -34,7 +34,15 @@ TARGET = LocalTarget()
 
 
 def tiny(*overrides: str) -> Plan:
-    return plan(compose(["recipe=tiny", *overrides]))
+    return plan(compose(["recipe=tiny", "evaluation=none", *overrides]))
+
+
+def test_what_is_evaluated_on_must_be_there(tmp_path: Path) -> None:
+    data = ("data=local", f"data.uri={write_shards(tmp_path / 'train')}", "evaluation=held_out")
+    (problem,) = TARGET.ready(tiny(*data))
+    assert problem.startswith(f"evaluation.sources.held_out: no held-out documents in {tmp_path / 'train' / 'val'}; ")
+    write_shards(tmp_path / "train" / "val")
+    assert TARGET.ready(tiny(*data)) == []
 
 
 def test_render_is_the_same_twice_and_names_no_path_of_this_machine() -> None:

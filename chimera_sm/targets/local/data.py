@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from chimera_sm.errors import UsageError
@@ -62,6 +63,26 @@ def check_shards(
             f"train.sequence_length={sequence_length} needs {sequence_length + 1} tokens a sample, "
             f"and {folder} holds {dataset['num_tokens']}"
         )
+    return None
+
+
+def check_held_out(channel: Channel, sources: Mapping[str, str]) -> str | None:
+    """What is wrong with the folders of `evaluation.sources`, in words, where the training data itself is there."""
+    if not is_prepared(channel):
+        return None
+    for name, path in sources.items():
+        key, folder = f"evaluation.sources.{name}", channel_folder(channel) / path
+        try:
+            dataset = json.loads((folder / DATASET_FILE).read_bytes())
+        except FileNotFoundError:
+            return (
+                f"{key}: no held-out documents in {folder}; prepare the data with `--held-out PERCENT`, "
+                "or train without them: evaluation=none"
+            )
+        except (OSError, ValueError):
+            return f"{key}: {folder / DATASET_FILE} is damaged; prepare the shards anew"
+        if problem := shards_problem(folder, dataset):
+            return f"{key}: {problem}; copy the shards again, or prepare them anew"
     return None
 
 

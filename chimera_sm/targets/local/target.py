@@ -22,7 +22,7 @@ from chimera_sm.runs.status import RunStatus
 from chimera_sm.targets.base import Artifacts, ModelFiles
 from chimera_train.config.contract import CODE_CHANNEL, RECIPE_FILE
 
-from .data import channel_folder, check_shards, is_prepared, prepare_corpus
+from .data import channel_folder, check_held_out, check_shards, is_prepared, prepare_corpus
 from .driver import EXIT_HELD, HELD
 from .environment import driver_environment
 from .job import JOB_FILE, local_job
@@ -69,6 +69,8 @@ class LocalTarget:
                     sequence_length=plan.recipe.train.sequence_length,
                 )
             )
+        data = plan.recipe.data
+        problems.append(check_held_out(job.channels[data.channel], plan.recipe.evaluation.sources))
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
             problems.append(f"not installed: {', '.join(missing)}; pip install 'chimera_sm[train,data]'")

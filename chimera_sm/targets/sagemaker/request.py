@@ -17,7 +17,7 @@ from chimera_sm.errors import ChecksFailed
 from chimera_sm.planner.types import Plan, Segment
 from chimera_sm.targets.base import Placeholder
 from chimera_train.config.contract import CODE_CHANNEL, DEFAULT_ML_ROOT, RUN_ID_VARIABLE
-from chimera_train.metrics import METRICS
+from chimera_train.metrics import METRICS, evaluation_regexes
 
 RUN_ID_TAG = "chimera:run-id"
 RECIPE_HASH_TAG = "chimera:recipe-hash"
@@ -97,7 +97,7 @@ def build_request(plan: Plan, run_id: str, code_sha256: str) -> tuple[dict[str, 
             "TrainingImage": recipe.target.image or _default_image(plan),
             "TrainingInputMode": "File",
             "ContainerEntrypoint": ENTRYPOINT,
-            "MetricDefinitions": [{"Name": metric.name, "Regex": metric.regex} for metric in METRICS],
+            "MetricDefinitions": _metric_definitions(plan),
         },
         "HyperParameters": {"recipe": recipe.name, "recipe_hash": plan.recipe_hash, "run_id": run_id},
         "InputDataConfig": [
@@ -169,6 +169,13 @@ def stopping_condition(segment: Segment, max_pending_hours: float | None) -> dic
 def _default_image(plan: Plan) -> str:
     device: Literal["gpu", "trainium"] = "trainium" if instance(plan.instances[0].type).is_trainium else "gpu"
     return training_image(plan.recipe.env.region, plan.recipe.target.framework_version, device)
+
+
+def _metric_definitions(plan: Plan) -> list[dict[str, str]]:
+    regexes = {metric.name: metric.regex for metric in METRICS}
+    for source in plan.recipe.evaluation.sources:
+        regexes |= evaluation_regexes(source)
+    return [{"Name": name, "Regex": regex} for name, regex in regexes.items()]
 
 
 def _s3_channel(name: str, uri: str, mode: str) -> dict[str, Any]:

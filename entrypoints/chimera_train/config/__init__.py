@@ -5,6 +5,7 @@ from .checkpoint import CheckpointConfig
 from .contract import MlRoot
 from .data import DataConfig
 from .decode import ConfigError, canonical_json, decode, encode, nearest, sha256_of
+from .evaluation import EvaluationConfig
 from .flops import flops_per_token, num_active_parameters, num_parameters
 from .latent_attention import LatentAttention
 from .mesh import AXES, MeshLayout, layout
@@ -24,6 +25,7 @@ __all__ = [
     "CheckpointConfig",
     "ConfigError",
     "DataConfig",
+    "EvaluationConfig",
     "LatentAttention",
     "LayoutConfig",
     "MeshLayout",

@@ -100,6 +100,11 @@ class MlRoot:
         return self.output / "failure"
 
     @property
+    def evaluations(self) -> Path:
+        """Folder of the results on held-out data, one file a host."""
+        return self.output / "data" / "evaluations"
+
+    @property
     def metrics(self) -> Path:
         """Folder of the metric files, one a host."""
         return self.output / "data" / "metrics"

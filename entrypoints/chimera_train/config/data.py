@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from .problem import Problem
 
 
+def leaves_channel(path: str) -> bool:
+    """Whether a folder that should be inside of a channel is not."""
+    return path.startswith("/") or ".." in path.split("/")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Tokenised shards (Megatron `.bin`/`.idx` and a `dataset.json`), as `chimera_sm data prepare` writes them."""
@@ -25,7 +30,7 @@ class DataConfig:
         problems = []
         if self.prefetch_batches < 0:
             problems.append(Problem("data.prefetch_batches", f"{self.prefetch_batches} is negative"))
-        if self.path.startswith("/") or ".." in self.path.split("/"):
+        if leaves_channel(self.path):
             problems.append(
                 Problem("data.path", f"{self.path!r} leaves the channel", "give a folder inside the channel")
             )

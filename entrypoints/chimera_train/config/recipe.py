@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from .checkpoint import CheckpointConfig
 from .data import DataConfig
+from .evaluation import EvaluationConfig
 from .model import ModelConfig
 from .optim import QUANTISATION_BLOCK, OptimConfig
 from .parallel import ParallelConfig
@@ -35,6 +36,7 @@ class TrainRecipe:
     optim: OptimConfig
     precision: PrecisionConfig
     checkpoint: CheckpointConfig
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def validate(self) -> list[Problem]:
         """Every broken rule that needs no world size; see `mesh.layout` and `batch.batch_plan` for those that do."""
@@ -47,10 +49,20 @@ class TrainRecipe:
             self.optim,
             self.precision,
             self.checkpoint,
+            self.evaluation,
         ):
             problems += section.validate()
         if problems:
             return problems
+        problems += [
+            Problem(
+                f"evaluation.sources.{name}",
+                f"{path!r} is data.path, the training data",
+                "give a folder of documents that the training does not see",
+            )
+            for name, path in self.evaluation.sources.items()
+            if path.strip("/") == self.data.path.strip("/")
+        ]
         model, parallel, train, optim = self.model, self.parallel, self.train, self.optim
         if train.sequence_length > model.max_position_embeddings:
             problems.append(

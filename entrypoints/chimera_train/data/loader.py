@@ -55,6 +55,11 @@ class StepBatch:
     wait_s: float
     """Seconds that the caller stood still for this step's data."""
 
+    @property
+    def source_ids(self) -> np.ndarray:
+        """Int64 [rows of all micro-batches]."""
+        return np.array([sample.source_id for sample in self.samples], dtype=np.int64)
+
 
 MicroBatch = tuple[np.ndarray, list[Sample]]
 
@@ -87,6 +92,8 @@ class Loader:
                 f"model.vocab_size={vocab_size}: the tokenizer does not match the model",
                 f"set model.vocab_size={info.vocab_size} or more, or prepare the data with the model's tokenizer",
             )
+        self.source_names = (data.name,)
+        """By `Sample.source_id`."""
         self.num_samples = (info.num_tokens - 1) // train.sequence_length
         """Samples an epoch."""
         if self.num_samples < 1:
