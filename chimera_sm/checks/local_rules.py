@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from chimera_sm.recipe.schema import LOCAL
-from chimera_sm.targets.local.data import check_held_out, check_shards
+from chimera_sm.targets.local.data import check_held_out, check_initial_weights, check_shards
 from chimera_sm.targets.local.job import local_job
 from chimera_sm.targets.local.layout import check_checkpoint_path
 
@@ -44,6 +44,14 @@ def local_checkpoint_path(context: Context) -> Iterator[Said]:
     plan = context.plan
     if plan.recipe.target.name == LOCAL:
         yield from _said(check_checkpoint_path(local_job(plan, context.artifacts.run_id)))
+
+
+@plan_rule("local_initial_weights", "train.initial_weights")
+def local_initial_weights(context: Context) -> Iterator[Said]:
+    """The model to start from is there, and its tensors are those of the recipe's model."""
+    recipe = context.plan.recipe
+    if recipe.target.name == LOCAL:
+        yield from _said(check_initial_weights(recipe.model, recipe.train.initial_weights))
 
 
 def _said(problem: str | None) -> Iterator[Said]:

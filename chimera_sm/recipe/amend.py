@@ -28,6 +28,8 @@ def amend(recorded: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
             f"{choices.groups[0]!r} picks a file, and a recorded recipe takes values only",
             fix="name the keys that shall change, e.g. parallel.tensor_parallel=2",
         )
+    if any(key == "model.path" for key, _ in choices.parsed):
+        raise UsageError("model.path would be ignored: a recorded recipe has its model", fix="leave it out")
     data = copy.deepcopy(dict(recorded))
     for key, value in choices.parsed:
         *sections, name = key.split(".")
@@ -37,4 +39,4 @@ def amend(recorded: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
             if not isinstance(inner, dict):
                 raise UsageError(f"{key}: {section} is no section")
         inner[name] = value
-    return build(data, Origins(lambda: [(None, key, text) for key, text in choices.value_keys]))
+    return build(data, Origins(lambda: [(None, key, f"override {text}") for key, text in choices.value_keys]))

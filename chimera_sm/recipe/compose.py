@@ -15,6 +15,7 @@ from chimera_sm.paths import recipes_dir
 from chimera_train.config import ConfigError, Problem, decode, nearest
 from chimera_train.config.decode import fields_of
 
+from .model_folder import fill_from_model_folder
 from .origins import Origins, Setting
 from .schema import Recipe
 
@@ -55,7 +56,8 @@ def compose(overrides: Sequence[str] = (), *, recipes: Sequence[str | os.PathLik
     """
     loader = session(recipes)
     choices = loader.split(overrides)
-    return build(loader.compose(choices), loader.origins(choices))
+    data, settings = loader.compose(choices)
+    return build(data, loader.origins(choices, settings))
 
 
 def build(data: Any, origins: Origins) -> Recipe:
@@ -176,7 +178,8 @@ class Session:
                     {key: f"override {text}"},
                 )
 
-    def compose(self, choices: Choices) -> Any:
+    def compose(self, choices: Choices) -> tuple[Any, list[Setting]]:
+        """Plain data, and what of it neither a file of the search path nor an override set."""
         from hydra.types import RunMode
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
@@ -196,16 +199,21 @@ class Session:
         with _open(config):
             config.pop("hydra", None)
         try:
+            with _open(config):  # before interpolations of what it fills are looked at
+                settings = fill_from_model_folder(config)
             missing = sorted(OmegaConf.missing_keys(config))
             if missing:
                 raise RecipeError([Problem(key, "must be set", f"{key}=…") for key in missing], self.origins(choices))
-            return OmegaConf.to_container(config, resolve=True)
+            return OmegaConf.to_container(config, resolve=True), settings
+        except ConfigError as error:
+            raise RecipeError(error.problems, self.origins(choices)) from None
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or ""
             raise RecipeError([Problem(key, str(error).splitlines()[0])], self.origins(choices)) from None
 
-    def origins(self, choices: Choices) -> Origins:
-        return Origins(lambda: self._settings(choices))
+    def origins(self, choices: Choices, before: Sequence[Setting] = ()) -> Origins:
+        """`before`: settings that files and overrides replace."""
+        return Origins(lambda: [*before, *self._settings(choices)])
 
     def _settings(self, choices: Choices) -> list[Setting]:
         from hydra.types import RunMode
@@ -220,7 +228,7 @@ class Session:
                 if file.is_file():
                     found.append((file, item.package or "", ""))
                     break
-        return found + [(None, key, text) for key, text in choices.value_keys]
+        return found + [(None, key, f"override {text}") for key, text in choices.value_keys]
 
 
 def _is_text(key: str) -> bool:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 Setting = tuple[Path | None, str, str]
-"""(file, package, "") for a file, (None, key, text) for an override, in the order of merging."""
+"""(file, package, "") for a file, (None, key, what set it) for a value, in the order of merging."""
 
 
 class Origins(Mapping[str, str]):
-    """Dotted key → "file:line" or "override KEY=VALUE", of the last setting, which wins.
+    """Dotted key → "file:line", "override KEY=VALUE" or the like, of the last setting, which wins.
 
     Worked out on the first look-up: a recipe without errors never pays for it.
     """
@@ -33,7 +33,7 @@ class Origins(Mapping[str, str]):
         found: dict[str, list[str]] = {}
         for file, where, text in self._settings():
             if file is None:
-                found.setdefault(where, []).append(f"override {text}")
+                found.setdefault(where, []).append(text)
                 continue
             for key, line in _keys(file, where):
                 found.setdefault(key, []).append(f"{_shown(file)}:{line}")

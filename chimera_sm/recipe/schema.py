@@ -20,12 +20,35 @@ from chimera_train.config import (
     TrainRecipe,
     sha256_of,
 )
-from chimera_train.config.contract import is_reserved_variable
+from chimera_train.config.contract import MODEL_CHANNEL, is_reserved_variable
 from chimera_train.config.decode import fields_of
 
 Base = TypeVar("Base")
 LOCAL = "local"
 """The instance type that means this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchModelConfig(ModelConfig):
+    """Where a model in Hugging Face's format comes from, if it does."""
+
+    path: str | None = None
+    """Folder of this machine with a config.json, which fills the section where the recipe sets nothing (`model=hf`)."""
+    weights_uri: str | None = None
+    """Where a job finds the model's files, for train.initial_weights: an S3 prefix, or a folder (/…) of the file system
+    in `env.fsx_*`. They become the input channel `model`."""
+
+    def validate(self) -> list[Problem]:
+        problems = super().validate() + _empty("model", self)
+        if self.weights_uri and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?|/.+", self.weights_uri):
+            problems.append(
+                Problem(
+                    "model.weights_uri",
+                    f"{self.weights_uri!r} is no S3 URI and no absolute path",
+                    "write s3://bucket/prefix/, or /folder of the file system",
+                )
+            )
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +305,7 @@ class Recipe:
 
     name: str
     description: str = ""
-    model: ModelConfig
+    model: LaunchModelConfig
     parallel: ParallelConfig
     train: TrainConfig
     data: LaunchDataConfig
@@ -311,7 +334,7 @@ class Recipe:
         """The trainer's part."""
         return TrainRecipe(
             name=self.name,
-            model=self.model,
+            model=_narrow(ModelConfig, self.model),
             parallel=self.parallel,
             train=self.train,
             data=_narrow(DataConfig, self.data),
@@ -329,7 +352,17 @@ class Recipe:
     def validate(self) -> list[Problem]:
         """Every broken rule that needs neither the catalogue nor the world size."""
         problems = self.train_recipe.validate()
-        for section in (self.data, self.checkpoint, self.instances, self.capacity, self.target, self.env, self.code):
+        problems += self._weights_problems()
+        for section in (
+            self.model,
+            self.data,
+            self.checkpoint,
+            self.instances,
+            self.capacity,
+            self.target,
+            self.env,
+            self.code,
+        ):
             problems += [p for p in section.validate() if p not in problems]
         if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*", self.name) or len(self.name) > 40:
             problems.append(Problem("name", f"{self.name!r} is not 1 to 40 letters, digits and inner hyphens"))
@@ -365,6 +398,44 @@ class Recipe:
                 )
             )
         return problems
+
+    def _weights_problems(self) -> list[Problem]:
+        """Whether train.initial_weights is where this target has something."""
+        weights, uri = self.train.initial_weights, self.model.weights_uri
+        channel = weights.split("/")[0] if weights is not None else None
+        if self.target.name == "local":
+            if uri is not None:
+                return [Problem("model.weights_uri", f"{uri} would be ignored by target=local", "leave it out")]
+            if channel not in (None, "", self.data.channel):
+                return [
+                    Problem(
+                        "train.initial_weights",
+                        f"{weights} is in no input channel of target=local",
+                        "give an absolute path",
+                    )
+                ]
+            return []
+        if uri is not None and channel != MODEL_CHANNEL:
+            return [
+                Problem(
+                    "model.weights_uri",
+                    f"{uri} would be ignored: train.initial_weights={weights} is not in the channel {MODEL_CHANNEL!r}",
+                    f"set train.initial_weights={MODEL_CHANNEL}, or leave it out",
+                )
+            ]
+        if channel == MODEL_CHANNEL != self.data.channel and uri is None:
+            return [
+                Problem("model.weights_uri", f"is required by train.initial_weights={weights}", "s3://bucket/prefix/")
+            ]
+        if channel not in (None, "", MODEL_CHANNEL, self.data.channel):
+            return [
+                Problem(
+                    "train.initial_weights",
+                    f"{weights} is in no input channel: there are {self.data.channel} and, with model.weights_uri, "
+                    f"{MODEL_CHANNEL}",
+                )
+            ]
+        return []
 
 
 def _empty(key: str, section: Any) -> list[Problem]:

@@ -31,8 +31,9 @@ from .checkpoint.state import plain_name
 from .command import EXIT_USAGE, Parser, call
 from .config import ConfigError, MlRoot, ModelConfig, RecipeFile, decode
 from .config.contract import EXIT_FAILED, EXIT_FINISHED, RUN_ID_VARIABLE
+from .config.hf_config import hf_config
 from .data.errors import DataError
-from .model.hf import hf_config, to_hf
+from .model.hf import to_hf
 from .weights import CheckpointWeights, Weights, empty_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -98,7 +99,7 @@ def export(
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Write the model of `weights` into the new or empty folder `out`. Raises ExportError."""
-    sizes = {name: p.numel() for name, p in empty_model(weights.model).named_parameters()}
+    sizes = {name: tensor.numel() for name, tensor in empty_model(weights.model).state_dict().items()}
     folder = _Folder(out, weights.model, dtype, tokenizer)
     try:
         folder.start()
@@ -124,14 +125,14 @@ def export_model(
     ranks = Ranks(workers_per_host=1)
     folder = _Folder(out, config, dtype, tokenizer)
     model.state_dict()  # brings FSDP's parameters back to their shards
-    parameters = {plain_name(name): p for name, p in model.named_parameters()}
-    files = _plan({name: p.numel() for name, p in parameters.items()}, dtype, MAX_FILE_BYTES)
+    tensors = {plain_name(name): t for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    files = _plan({name: t.numel() for name, t in tensors.items()}, dtype, MAX_FILE_BYTES)
     try:
         ranks.together(lambda: folder.start(replace=True) if ranks.first else None)
         for file, names in files.items():
             whole = {}
             for name in names:
-                tensor = _gathered(parameters[name])
+                tensor = _gathered(tensors[name])
                 if ranks.first:
                     whole[name] = tensor.cpu()
             write = functools.partial(folder.write_weights, file, whole)
@@ -143,8 +144,8 @@ def export_model(
         raise ExportError(f"the export to {out} failed: {failure}") from None
 
 
-def _gathered(parameter: nn.Parameter) -> Tensor:
-    tensor = parameter.detach()
+def _gathered(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -201,7 +202,9 @@ class _Folder:
 
         tensors: dict[str, Tensor] = {}
         for name, tensor in whole.items():
-            parts = to_hf(name, tensor.to(DTYPES[self._dtype]), self._config)
+            # The bias of a router stays as exact as it is in training.
+            exact = tensor if name.endswith("expert_bias") else tensor.to(DTYPES[self._dtype])
+            parts = to_hf(name, exact, self._config)
             # safetensors refuses tensors that share memory, as the experts of one stack do.
             tensors |= parts if len(parts) == 1 else {part: t.clone() for part, t in parts.items()}
         self._weight_map |= dict.fromkeys(tensors, file)

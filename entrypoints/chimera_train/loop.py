@@ -11,9 +11,11 @@ from . import faults
 from .checkpoint import Checkpointer, LoopState
 from .config import MlRoot, RecipeFile, batch_plan, layout
 from .config.contract import EXIT_FINISHED, EXIT_STOPPED
+from .config.hf_config import CONFIG_FILE
 from .data.loader import Loader
 from .distributed import Worker, set_collective_timeout
 from .evaluation import Evaluator
+from .initial_weights import folder_of, load_initial_weights
 from .model import Decoder, initialize
 from .optim import build_optimizer, learning_rate, set_learning_rate
 from .parallel import Meshes, RouterBias, check_supported, parallelize
@@ -67,11 +69,23 @@ class Trainer:
         )
         state = self.checkpointer.load(self.model, self.optimizer)
         if state is None:
-            initialize(self.model, recipe.train.seed)
+            self._set_initial_weights()
             state = LoopState(step=0, tokens_seen=0, samples_seen=0)
         else:
             self.loader.load_state_dict(state.loader)
         self.step, self.tokens_seen, self.samples_seen = state.step, state.tokens_seen, state.samples_seen
+
+    def _set_initial_weights(self) -> None:
+        train = self.recipe.train
+        if train.initial_weights is None:
+            initialize(self.model, train.seed)
+            return
+        folder = folder_of(train.initial_weights, self.root)
+        for difference in load_initial_weights(self.model, self.recipe.model, folder):
+            self.reporter.say(
+                f"warning: train.initial_weights: {folder / CONFIG_FILE}: {difference}; the recipe's holds"
+            )
+        self.reporter.say(f"initial weights from {folder}")
 
     def run(self, stop: StopRequest) -> int:
         """Train to the end, or to the end of the step in which a stop is asked for; returns the exit code."""

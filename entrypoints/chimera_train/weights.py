@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -16,9 +15,11 @@ from .checkpoint.manifest import MANIFEST, differing_model_fields
 from .checkpoint.state import MODEL
 from .checkpoint.storage import OnceReader
 from .checkpoint.store import Torn
-from .config import ConfigError, ModelConfig, RecipeFile, RopeScaling, decode
+from .config import ConfigError, ModelConfig, RecipeFile, decode
+from .config.hf_config import read_config
+from .config.hf_weights import WeightsFolder, tensor_shapes
 from .model import Decoder
-from .model.hf import from_hf, hf_names
+from .model.hf import HfReader
 
 
 class Weights(Protocol):
@@ -77,30 +78,20 @@ class CheckpointWeights:
 
 
 class ExportedWeights:
-    """Parameters of a folder in Hugging Face's format, as `export` writes it."""
+    """Parameters of a folder in Hugging Face's format: an export, or any model of an architecture that we know."""
 
     def __init__(self, folder: Path):
-        from safetensors import SafetensorError, safe_open
-
+        """Raises ConfigError where the folder is not such a model, whole."""
         self.origin = str(folder)
-        try:
-            self.model = _model_config(json.loads((folder / "config.json").read_text()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{folder} has no config.json of a Llama or Mixtral: {error!r}") from None
-        self._tensors: dict[str, Any] = {}  # name → the open file that has it
-        for path in sorted(folder.glob("*.safetensors")):
-            try:
-                file = safe_open(path, framework="pt")
-            except SafetensorError as error:
-                raise CheckpointError(f"{path} is damaged: {error}") from None
-            self._tensors |= dict.fromkeys(file.keys(), file)
+        self.model = decode(ModelConfig, read_config(folder))
+        headers = WeightsFolder(folder)
+        if problems := headers.problems(self.model):
+            raise ConfigError(problems)
+        self._shapes = tensor_shapes(self.model)
+        self._reader = HfReader(headers, self.model)
 
     def read(self, name: str) -> Tensor:
-        parts = hf_names(name, self.model)
-        missing = [part for part in parts if part not in self._tensors]
-        if missing:
-            raise CheckpointError(f"{self.origin} has no tensor {missing[0]}")
-        return from_hf({part: self._tensors[part].get_tensor(part) for part in parts}, [name], self.model)[name]
+        return self._reader.read(name, self._shapes[name])
 
 
 def load_model(weights: Weights, *, device: torch.device, dtype: torch.dtype) -> Decoder:
@@ -113,25 +104,3 @@ def load_model(weights: Weights, *, device: torch.device, dtype: torch.dtype) ->
         for name, tensor in model.state_dict().items():
             tensor.copy_(weights.read(name))
     return model.eval()
-
-
-def _model_config(hf: dict[str, Any]) -> ModelConfig:
-    """The inverse of `model.hf.hf_config`; KeyError where a key is missing that it writes."""
-    scaling = hf.get("rope_scaling")
-    return ModelConfig(
-        name=hf["model_type"],
-        vocab_size=hf["vocab_size"],
-        hidden_size=hf["hidden_size"],
-        intermediate_size=hf["intermediate_size"],
-        num_layers=hf["num_hidden_layers"],
-        num_heads=hf["num_attention_heads"],
-        num_kv_heads=hf["num_key_value_heads"],
-        head_dim=hf["head_dim"],
-        norm_eps=hf["rms_norm_eps"],
-        rope_theta=hf["rope_theta"],
-        rope_scaling=RopeScaling(**{k: v for k, v in scaling.items() if k != "rope_type"}) if scaling else None,
-        max_position_embeddings=hf["max_position_embeddings"],
-        tie_embeddings=hf["tie_word_embeddings"],
-        num_experts=hf.get("num_local_experts", 0),
-        experts_per_token=hf.get("num_experts_per_tok", 0),
-    )

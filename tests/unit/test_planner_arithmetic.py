@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable
@@ -34,8 +35,22 @@ PUBLISHED = {
     "llama3_70b": 70_553_706_496,
     "llama3_405b": 405_853_388_800,
     "mixtral_8x7b": 46_702_792_704,
+    "mixtral_8x22b": 140_620_634_112,
+    "llama2_7b": 6_738_415_616,
+    "mistral_7b": 7_241_732_096,
+    "qwen2_7b": 7_615_616_512,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_4b": 4_022_468_096,
+    "qwen3_8b": 8_190_735_360,
+    "qwen3_14b": 14_768_307_200,
+    "qwen3_32b": 32_762_123_264,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "qwen3_235b_a22b": 235_093_634_560,
+    "deepseek_v3_671b": 671_026_404_352,
 }
-"""Numbers of parameters of the published checkpoints (Hugging Face model cards)."""
+"""Numbers of parameters of the published checkpoints (Hugging Face model cards; a tied matrix, which some files hold
+twice, counts once; DeepSeek-V3 without its layer for predicting a second token and the biases of its routers)."""
 
 
 def model_named(name: str) -> ModelConfig:
@@ -45,6 +60,29 @@ def model_named(name: str) -> ModelConfig:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_of_the_published_checkpoints(name: str) -> None:
     assert num_parameters(model_named(name)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("mixtral_8x22b", 39), ("qwen3_30b_a3b", 3.3), ("qwen3_235b_a22b", 22), ("deepseek_v3_671b", 37)],
+)
+def test_active_parameters_round_to_those_of_the_model_cards(name: str, billions: float) -> None:
+    model = model_named(name)
+    # Some cards count the input embedding, which a token passes by look-up, and some do not.
+    active = num_active_parameters(model) / 1e9
+    assert active - embedding_parameters(model) / 1e9 - 0.05 <= billions <= active + 0.05
+
+
+def test_flops_of_latent_attention_and_of_a_window_count_what_they_compute() -> None:
+    deepseek, windowed = model_named("deepseek_v3_671b"), model_named("mistral_7b")
+    matrices = num_active_parameters(deepseek) - embedding_parameters(deepseek)
+    assert flops_per_token(deepseek, 4096) == 6 * matrices + 6 * 61 * 128 * (192 + 128) * 4096
+    whole = dataclasses.replace(windowed, sliding_window=None)
+    assert flops_per_token(windowed, 4096) == flops_per_token(whole, 4096)
+    # Of 16384 queries the first 4096 see half a window on average, and the others a window.
+    seen = (4096 * 2048 + 12288 * 4096) / 16384
+    matrices = num_parameters(windowed) - embedding_parameters(windowed)
+    assert flops_per_token(windowed, 16384) == 6 * matrices + 12 * 32 * 4096 * 2 * seen
 
 
 def test_active_parameters_of_mixtral_leave_six_of_eight_experts_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -13,6 +14,14 @@ from chimera_sm.recipe.compose import compose
 from chimera_sm.recipe.listing import explain_key, list_recipes, short_count
 from chimera_sm.recipe.schema import Recipe
 from chimera_train.config import ConfigError, decode, encode, sha256_of
+from chimera_train.config.hf_config import hf_config
+
+
+def model_folder(folder: Path) -> Path:
+    """A folder with the config.json of the shipped Llama 3.1 8B."""
+    (folder / "config.json").write_text(json.dumps(hf_config(compose(["recipe=8b"]).model)))
+    return folder
+
 
 SHIPPED = sorted(p.stem for p in (recipes_dir() / "recipe").glob("*.yaml"))
 
@@ -34,9 +43,10 @@ def test_every_shipped_recipe_composes_and_survives_a_round_trip(name):
     ("group", "option"),
     [(p.parent.name, p.stem) for p in sorted(recipes_dir().glob("*/*.yaml")) if p.parent.name != "recipe"],
 )
-def test_every_option_of_every_group_decodes(group, option):
+def test_every_option_of_every_group_decodes(group, option, tmp_path):
     needs = {
         ("data", "local"): ["data.uri=/tmp"],
+        ("model", "hf"): [f"model.path={model_folder(tmp_path)}", "model.weights_uri=s3://bucket/llama/"],
         ("capacity", "reserved"): [
             "capacity.training_plan_arn=arn:aws:sagemaker:us-east-1:123456789012:training-plan/x"
         ],
@@ -44,6 +54,7 @@ def test_every_option_of_every_group_decodes(group, option):
     base = ["recipe=8b"] if option not in ("local", "stdlib") or group == "checkpoint" else ["recipe=tiny"]
     extra = {
         ("parallel", "fsdp_tp_pp"): ["parallel.tensor_parallel=8"],
+        ("model", "llama2_7b"): ["train.sequence_length=4096"],
         ("model", "llama3_tiny"): ["train.sequence_length=512"],
         ("instances", "g5"): [],
     }

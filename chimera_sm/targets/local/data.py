@@ -1,4 +1,4 @@
-"""The shards that a local run reads: where they are, whether they do, and how the demo's corpus is made."""
+"""The shards and weights that a local run reads: where they are, whether they do, and how the demo's corpus is made."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 
 from chimera_sm.errors import UsageError
 from chimera_sm.paths import cache_dir, entrypoints_dir
+from chimera_train.config import ConfigError, ModelConfig
+from chimera_train.config.hf_config import read_config
+from chimera_train.config.hf_weights import WeightsFolder
 
 from .job import Channel
 from .process import end_with_parent
@@ -84,6 +87,21 @@ def check_held_out(channel: Channel, sources: Mapping[str, str]) -> str | None:
         if problem := shards_problem(folder, dataset):
             return f"{key}: {problem}; copy the shards again, or prepare them anew"
     return None
+
+
+def check_initial_weights(model: ModelConfig, initial_weights: str | None) -> str | None:
+    """What is wrong with the files of the model to start from, in words, by their headers."""
+    if initial_weights is None or not os.path.isabs(initial_weights):
+        return None
+    try:
+        read_config(Path(initial_weights))
+        problems = WeightsFolder(Path(initial_weights)).problems(model)
+    except ConfigError as error:
+        problems = error.problems
+    first = next(iter(problems), None)
+    if first is None:
+        return None
+    return f"train.initial_weights: {first.key}: {first.message}" + (f" ({first.fix})" if first.fix else "")
 
 
 def prepare_corpus(channel: Channel) -> None:

@@ -22,7 +22,7 @@ from chimera_sm.runs.status import RunStatus
 from chimera_sm.targets.base import Artifacts, ModelFiles
 from chimera_train.config.contract import CODE_CHANNEL, RECIPE_FILE
 
-from .data import channel_folder, check_held_out, check_shards, is_prepared, prepare_corpus
+from .data import channel_folder, check_held_out, check_initial_weights, check_shards, is_prepared, prepare_corpus
 from .driver import EXIT_HELD, HELD
 from .environment import driver_environment
 from .job import JOB_FILE, local_job
@@ -75,6 +75,7 @@ class LocalTarget:
         if missing:
             problems.append(f"not installed: {', '.join(missing)}; pip install 'chimera_sm[train,data]'")
         problems.append(check_checkpoint_path(job))
+        problems.append(check_initial_weights(plan.recipe.model, plan.recipe.train.initial_weights))
         return [problem for problem in problems if problem]
 
     def submit(self, plan: Plan, artifacts: Artifacts, record: RunRecord) -> None:

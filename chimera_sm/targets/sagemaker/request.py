@@ -16,7 +16,7 @@ from chimera_sm.catalog import instance, region, training_image
 from chimera_sm.errors import ChecksFailed
 from chimera_sm.planner.types import Plan, Segment
 from chimera_sm.targets.base import Placeholder
-from chimera_train.config.contract import CODE_CHANNEL, DEFAULT_ML_ROOT, RUN_ID_VARIABLE
+from chimera_train.config.contract import CODE_CHANNEL, DEFAULT_ML_ROOT, MODEL_CHANNEL, RUN_ID_VARIABLE
 from chimera_train.metrics import METRICS, evaluation_regexes
 
 RUN_ID_TAG = "chimera:run-id"
@@ -103,6 +103,7 @@ def build_request(plan: Plan, run_id: str, code_sha256: str) -> tuple[dict[str, 
         "InputDataConfig": [
             _s3_channel(CODE_CHANNEL, f"{prefix}/code/{code_sha256}/", "File"),
             _data_channel(plan, account),
+            *_model_channel(plan, account),
         ],
         "CheckpointConfig": {
             "S3Uri": (recipe.checkpoint.s3_uri or f"{prefix}/runs/{{run_id}}/checkpoints").replace("{run_id}", run_id),
@@ -123,7 +124,8 @@ def build_request(plan: Plan, run_id: str, code_sha256: str) -> tuple[dict[str, 
     }
     if recipe.env.kms_key_id:
         request["OutputDataConfig"]["KmsKeyId"] = recipe.env.kms_key_id
-    if recipe.data.location == "fsx" or recipe.env.subnets or recipe.env.security_groups:
+    weights_on_fsx = (recipe.model.weights_uri or "").startswith("/")
+    if recipe.data.location == "fsx" or weights_on_fsx or recipe.env.subnets or recipe.env.security_groups:
         request["VpcConfig"] = {"SecurityGroupIds": account.security_groups, "Subnets": account.subnets}
     if recipe.capacity.max_retries:
         request["RetryStrategy"] = {"MaximumRetryAttempts": recipe.capacity.max_retries}
@@ -189,13 +191,28 @@ def _data_channel(plan: Plan, account: Account) -> dict[str, Any]:
     if data.location == "s3":
         # A prefix without the slash at its end would match its siblings too.
         return _s3_channel(data.channel, f"{account.data_uri(data.uri).rstrip('/')}/", data.input_mode)
+    mode: Literal["ro", "rw"] = "rw" if plan.recipe.checkpoint.storage == "shared" else "ro"
+    return _file_system_channel(data.channel, data.uri, mode, account)
+
+
+def _model_channel(plan: Plan, account: Account) -> list[dict[str, Any]]:
+    """The weights to start from, streamed: a rank reads only what its shards need."""
+    uri = plan.recipe.model.weights_uri
+    if uri is None:
+        return []
+    if uri.startswith("/"):
+        return [_file_system_channel(MODEL_CHANNEL, uri, "ro", account)]
+    return [_s3_channel(MODEL_CHANNEL, f"{uri.rstrip('/')}/", "FastFile")]
+
+
+def _file_system_channel(name: str, folder: str, mode: Literal["ro", "rw"], account: Account) -> dict[str, Any]:
     source = {
         "FileSystemType": "FSxLustre",
         "FileSystemId": account.file_system_id,
-        "DirectoryPath": f"/{account.mount_name}{data.uri.rstrip('/')}",
-        "FileSystemAccessMode": "rw" if plan.recipe.checkpoint.storage == "shared" else "ro",
+        "DirectoryPath": f"/{account.mount_name}{folder.rstrip('/')}",
+        "FileSystemAccessMode": mode,
     }
-    return {"ChannelName": data.channel, "DataSource": {"FileSystemDataSource": source}, "InputMode": "File"}
+    return {"ChannelName": name, "DataSource": {"FileSystemDataSource": source}, "InputMode": "File"}
 
 
 def _resources(plan: Plan) -> dict[str, Any]:

@@ -48,6 +48,8 @@ ERROR_FILE_VARIABLE = "CHIMERA_ERROR_FILE"
 """Where a worker writes {"rank", "time", "exit_code", "message", "traceback"} as JSON before it fails."""
 
 CODE_CHANNEL = "code"
+MODEL_CHANNEL = "model"
+"""Holds the weights that a run starts from, where a recipe has model.weights_uri."""
 USER_FOLDER = "user"
 """Folder of the code bundle with the team's own code (`code.path`): on the workers' PYTHONPATH."""
 RECIPE_FILE = "recipe.json"

@@ -24,6 +24,10 @@ class TrainConfig:
     """Tokens a sequence."""
     seed: int = 1234
     """Of the initial weights and of the order of the data. The order depends on it alone, never on the world size."""
+    initial_weights: str | None = None
+    """Folder of a model in Hugging Face's format (config.json, safetensors) to start from: an absolute path, or
+    `<channel>/<folder>` among the input channels; null: random weights. A run that has a checkpoint resumes from that.
+    """
     activation_checkpointing: ActivationCheckpointing = "none"
     compile: bool = False
     """torch.compile each block."""
@@ -43,6 +47,14 @@ class TrainConfig:
             for name in ("num_steps", "global_batch_size", "micro_batch_size", "sequence_length", "log_interval")
             if getattr(self, name) < 1
         ]
+        if self.initial_weights is not None and (not self.initial_weights or ".." in self.initial_weights.split("/")):
+            problems.append(
+                Problem(
+                    "train.initial_weights",
+                    f"{self.initial_weights!r} is no folder",
+                    "an absolute path, <channel>/<folder> among the input channels, or null for random weights",
+                )
+            )
         if self.loss_chunk_tokens < 0:
             problems.append(Problem("train.loss_chunk_tokens", f"{self.loss_chunk_tokens} is negative"))
         if not 0 < self.collective_timeout_s <= 86_400:

@@ -1,101 +1,61 @@
-"""Parameters and configuration in Hugging Face's format: LlamaForCausalLM where dense, MixtralForCausalLM with experts.
-
-Imports nothing but torch and the configuration. Rotary positions pair channel i with i + C / 2 in both, so no weight
-is permuted; only names differ, and stacked experts are cut apart.
-"""
+"""Weights in Hugging Face's format, both ways: our tensors cut apart for writing, and rows of them read from files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-
-_TOP = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-}
-_LAYER = {
-    "attention_norm.weight": "input_layernorm.weight",
-    "feed_forward_norm.weight": "post_attention_layernorm.weight",
-    "attention.q_proj.weight": "self_attn.q_proj.weight",
-    "attention.k_proj.weight": "self_attn.k_proj.weight",
-    "attention.v_proj.weight": "self_attn.v_proj.weight",
-    "attention.o_proj.weight": "self_attn.o_proj.weight",
-    "feed_forward.gate_proj.weight": "mlp.gate_proj.weight",
-    "feed_forward.up_proj.weight": "mlp.up_proj.weight",
-    "feed_forward.down_proj.weight": "mlp.down_proj.weight",
-    "feed_forward.router.weight": "block_sparse_moe.gate.weight",
-}
-_EXPERTS = {
-    "feed_forward.experts.gate_proj": "w1",
-    "feed_forward.experts.up_proj": "w3",
-    "feed_forward.experts.down_proj": "w2",
-}
-
-
-def hf_names(name: str, model: ModelConfig) -> list[str]:
-    """Hugging Face's names of one parameter, in the order in which `to_hf` cuts it. Raises KeyError if unknown."""
-    if name in _TOP:
-        return [_TOP[name]]
-    _, layer, rest = name.split(".", 2)
-    prefix = f"model.layers.{layer}."
-    if rest in _EXPERTS:
-        return [f"{prefix}block_sparse_moe.experts.{e}.{_EXPERTS[rest]}.weight" for e in range(model.num_experts)]
-    return [prefix + _LAYER[rest]]
+from ..config.hf_weights import WeightsFolder, pieces
+from .shards import Shard
 
 
 def to_hf(name: str, tensor: Tensor, model: ModelConfig) -> dict[str, Tensor]:
-    """One whole parameter under its Hugging Face names; views of `tensor`, which stacked experts share."""
-    names = hf_names(name, model)
-    return dict(zip(names, tensor.chunk(len(names)), strict=True))
+    """One whole tensor of ours under its Hugging Face names; views of it, which stacked experts share."""
+    found = pieces(name, tensor.shape[0], model)
+    return dict(zip((p.tensor for p in found), tensor.split([p.rows for p in found]), strict=True))
 
 
-def from_hf(weights: Mapping[str, Tensor], names: list[str], model: ModelConfig) -> dict[str, Tensor]:
-    """The parameters `names` of ours out of Hugging Face's `weights`."""
-    return {name: torch.cat([weights[part] for part in hf_names(name, model)]) for name in names}
+class HfReader:
+    """Reads out of a folder of safetensors just the rows and columns that are asked for."""
 
+    def __init__(self, headers: WeightsFolder, model: ModelConfig):
+        """`headers` must have no problems with `model`."""
+        self._headers = headers
+        self._model = model
+        self._open: dict[Path, Any] = {}
 
-def hf_config(model: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
-    """Content of config.json, without the ids of special tokens, which the tokenizer knows. `dtype` is the weights'."""
-    config: dict[str, Any] = {
-        "architectures": ["MixtralForCausalLM" if model.num_experts else "LlamaForCausalLM"],
-        "model_type": "mixtral" if model.num_experts else "llama",
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads,
-        "head_dim": model.attention_head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": model.norm_eps,
-        "rope_theta": model.rope_theta,
-        "max_position_embeddings": model.max_position_embeddings,
-        "tie_word_embeddings": model.tie_embeddings,
-        "initializer_range": model.initializer_range,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "torch_dtype": dtype,
-    }
-    if model.rope_scaling is not None:
-        config["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": model.rope_scaling.factor,
-            "low_freq_factor": model.rope_scaling.low_freq_factor,
-            "high_freq_factor": model.rope_scaling.high_freq_factor,
-            "original_max_position_embeddings": model.rope_scaling.original_max_position_embeddings,
-        }
-    if model.num_experts:
-        config |= {
-            "num_local_experts": model.num_experts,
-            "num_experts_per_tok": model.experts_per_token,
-            "router_aux_loss_coef": model.router_aux_loss_coefficient,
-            "output_router_logits": False,
-            "sliding_window": None,
-        }
-    return config
+    def fill(self, shard: Shard) -> None:
+        """Copy the shard's box into it, as the dtype that it has. A file is mapped into memory, not read whole."""
+        start, end = shard.offset[0], shard.offset[0] + shard.local.shape[0]
+        others = tuple(slice(o, o + n) for o, n in zip(shard.offset[1:], shard.local.shape[1:], strict=True))
+        row = 0
+        for piece in pieces(shard.name, shard.shape[0], self._model, fused=self._headers.fused):
+            low, high = max(start, row), min(end, row + piece.rows)
+            if low < high:
+                rows = slice(piece.first + low - row, piece.first + high - row)
+                box = self._slice(piece.tensor)
+                if piece.expert is None:
+                    found = box[(rows, *others)]
+                else:
+                    found = box[(slice(piece.expert, piece.expert + 1), rows, *others)][0]
+                shard.local[low - start : high - start].copy_(found)
+            row += piece.rows
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A whole tensor of ours, in the dtype that the file has it in."""
+        piece = pieces(name, shape[0], self._model, fused=self._headers.fused)[0]
+        whole = torch.empty(shape, dtype=self._slice(piece.tensor)[:0].dtype)
+        self.fill(Shard(name, shape, (0,) * len(shape), whole))
+        return whole
+
+    def _slice(self, tensor: str) -> Any:
+        from safetensors import safe_open
+
+        file = self._headers.tensors[tensor].file
+        if file not in self._open:
+            self._open[file] = safe_open(file, framework="pt")
+        return self._open[file].get_slice(tensor)

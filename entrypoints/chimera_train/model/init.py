@@ -11,11 +11,10 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ..config import ModelConfig
 from .decoder import Decoder
+from .shards import shards
 
 BLOCK_ELEMENTS = 1 << 20
 
@@ -26,26 +25,15 @@ def initialize(model: Decoder, seed: int) -> None:
     Norms are one and biases zero; matrices are normal with model.initializer_range, divided by sqrt(2 × num_layers)
     for the two projections that write to the residual stream (GPT-2's rule).
     """
-    with torch.no_grad():
-        for buffer in model.buffers():
-            buffer.zero_()
-        for name, parameter in model.named_parameters():
-            if isinstance(parameter, DTensor):
-                local = parameter.to_local()
-                shape, offset = compute_local_shape_and_global_offset(
-                    parameter.shape, parameter.device_mesh, parameter.placements
-                )
-            else:
-                local, shape, offset = parameter, tuple(parameter.shape), (0,) * parameter.ndim
-            if local.numel() == 0:
-                continue
-            if parameter.ndim == 1:
-                local.fill_(0.0 if name.endswith("bias") else 1.0)
-                continue
-            rows = _draw_rows(name, tuple(parameter.shape), _std(name, model.config), seed, offset[0], shape[0])
-            for dim in range(1, parameter.ndim):
-                rows = rows.narrow(dim, offset[dim], shape[dim])
-            local.copy_(rows)
+    for shard in shards(model):
+        if len(shard.shape) == 1:
+            shard.local.fill_(0.0 if shard.name.endswith("bias") else 1.0)
+            continue
+        std = _std(shard.name, model.config)
+        rows = _draw_rows(shard.name, shard.shape, std, seed, shard.offset[0], shard.local.shape[0])
+        for dim in range(1, rows.ndim):
+            rows = rows.narrow(dim, shard.offset[dim], shard.local.shape[dim])
+        shard.local.copy_(rows)
 
 
 def _std(name: str, config: ModelConfig) -> float:

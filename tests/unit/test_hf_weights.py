@@ -1,0 +1,139 @@
+"""A folder of weights against a model, from the headers alone, and rows of it read into any shard."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_model_reference import MODELS, build
+
+from chimera_train.config import ConfigError, ModelConfig
+from chimera_train.config.hf_weights import WeightsFolder, tensor_shapes
+from chimera_train.model.hf import HfReader, to_hf
+from chimera_train.model.shards import Shard
+
+KINDS = ["qwen2", "llama 3.2, tied", "mixtral", "qwen3 moe", "deepseek v3"]
+
+
+def write(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """A folder as an export writes it; the model's tensors by our names."""
+    ours, weights = build(config).state_dict(), {}
+    for name, tensor in ours.items():
+        weights |= {part: value.clone() for part, value in to_hf(name, tensor, config).items()}
+    save_file(weights, folder / "model.safetensors")
+    return ours
+
+
+def write_fused(folder: Path, config: ModelConfig) -> None:
+    """Experts as transformers 5 holds them in memory, and writes them if told to."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    modules = {name.split(".experts.")[0] for name in weights if ".experts." in name}
+    for module in modules:
+        names = ("w1", "w3", "w2") if "block_sparse_moe" in module else ("gate_proj", "up_proj", "down_proj")
+        gate, up, down = (
+            torch.stack([weights.pop(f"{module}.experts.{e}.{name}.weight") for e in range(config.num_experts)])
+            for name in names
+        )
+        fused = module.replace("block_sparse_moe", "mlp")
+        weights[f"{fused}.gate.weight"] = weights.pop(f"{module}.gate.weight")
+        weights[f"{fused}.experts.gate_up_proj"] = torch.cat((gate, up), dim=1)
+        weights[f"{fused}.experts.down_proj"] = down
+    save_file(weights, path)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_box_of_any_tensor_is_that_of_the_whole(tmp_path, kind, fused):
+    config = MODELS[kind]
+    ours = write(tmp_path, config)
+    if fused:
+        write_fused(tmp_path, config)
+    headers = WeightsFolder(tmp_path)
+    assert headers.problems(config) == []
+    reader = HfReader(headers, config)
+    assert {name: tuple(tensor.shape) for name, tensor in ours.items()} == tensor_shapes(config)
+    for name, whole in ours.items():
+        shape = tuple(whole.shape)
+        assert torch.equal(reader.read(name, shape), whole)
+        every = [[(0, size), (0, 1), (size // 3, size // 3 + size // 2), (size - 1, size)] for size in shape]
+        for box in itertools.product(*every):
+            part = whole[tuple(slice(low, high) for low, high in box)]
+            local = torch.empty_like(part, dtype=torch.float64)
+            reader.fill(Shard(name, shape, tuple(low for low, _ in box), local))
+            assert torch.equal(local, part.double()), (name, box)
+
+
+Q, GATE = "model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda w: w.pop(Q), f"has no tensor {Q}"),
+        (lambda w: [w.pop(Q), w.pop(GATE)], f"has no tensor {GATE} and 1 more"),
+        (lambda w: w.update({"model.extra": torch.ones(1)}), "has model.extra, which the model does not"),
+        (lambda w: w.update({Q.replace(".1.", ".2."): w[Q].clone()}), "has model.layers.2.self_attn.q_proj.weight"),
+        (lambda w: w.update({Q: w[Q][:, :-1].clone()}), f"{Q} is [48, 47], and [48, 48] in the model"),
+        (lambda w: w.update({Q: w[Q].to(torch.float8_e4m3fn)}), f"{Q} is of dtype F8_E4M3, which does not load"),
+        (lambda w: w.pop("lm_head.weight"), "has no tensor lm_head.weight (set model.tie_embeddings=true)"),
+    ],
+)  # fmt: skip
+def test_weights_of_another_model_are_told_from_the_headers(tmp_path, damage, says):
+    write(tmp_path, MODELS["llama 2"])
+    weights = load_file(tmp_path / "model.safetensors")
+    damage(weights)
+    save_file(weights, tmp_path / "model.safetensors")
+    (problem,) = WeightsFolder(tmp_path).problems(MODELS["llama 2"])
+    assert says in f"{problem.key}: {problem.message} ({problem.fix})"
+
+
+def test_known_superfluous_tensors_are_passed_over(tmp_path):
+    for kind, extra in [
+        ("llama 3.2, tied", "lm_head.weight"),
+        ("llama 2", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("deepseek v3", "model.layers.3.eh_proj.weight"),
+    ]:
+        write(tmp_path, MODELS[kind])
+        weights = load_file(tmp_path / "model.safetensors")
+        save_file(weights | {extra: torch.ones(3)}, tmp_path / "model.safetensors")
+        assert WeightsFolder(tmp_path).problems(MODELS[kind]) == []
+
+
+def test_bfloat16_and_float16_are_read_exactly(tmp_path):
+    for dtype in (torch.bfloat16, torch.float16):
+        ours = write(tmp_path, MODELS["qwen3"])
+        weights = {name: tensor.to(dtype) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+        save_file(weights, tmp_path / "model.safetensors")
+        local = torch.empty(96, 48)
+        HfReader(WeightsFolder(tmp_path), MODELS["qwen3"]).fill(Shard("embedding.weight", (96, 48), (0, 0), local))
+        assert torch.equal(local, ours["embedding.weight"].to(dtype).float())
+
+
+def cut_short(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-10])
+
+
+def index(folder: Path, content: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (cut_short, r"model\.safetensors: is damaged: \d+ bytes are announced, and \d+ are there"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 20), "the header is longer than the file"),
+        (lambda f: (f / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
+        (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "convert pytorch_model.bin to"),
+        (lambda f: index(f, {"weight_map": {Q: "gone.safetensors"}}), r"gone\.safetensors: is named by the index"),
+        (lambda f: index(f, []), r"model\.safetensors\.index\.json: is no index of safetensors"),
+    ],
+)  # fmt: skip
+def test_a_damaged_folder_names_the_file(tmp_path, damage, says):
+    write(tmp_path, MODELS["llama 2"])
+    damage(tmp_path)
+    with pytest.raises(ConfigError, match=says):
+        WeightsFolder(tmp_path)
