@@ -19,6 +19,7 @@ from spawn import run_distributed
 from chimera_train.config import (
     CheckpointConfig,
     DataConfig,
+    LatentAttention,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
@@ -40,12 +41,20 @@ DENSE = ModelConfig(
     name="dense", vocab_size=VOCAB, hidden_size=48, intermediate_size=56, num_layers=2, num_heads=6, num_kv_heads=2,
     initializer_range=0.1,
 )  # fmt: skip
+HALVES = replace(DENSE, vocab_size=70, intermediate_size=58)
 MODELS = {
     "dense": DENSE,
     "tied": replace(DENSE, tie_embeddings=True),
-    # As tensor parallel wants it: two ranks share rows of the vocabulary evenly.
-    "even": replace(DENSE, vocab_size=VOCAB + 1),
-    "even tied": replace(DENSE, vocab_size=VOCAB + 1, tie_embeddings=True),
+    # Tensor parallel halves their sizes. Halves of vocabulary and feed-forward are odd, so their shards are uneven.
+    "halves": HALVES,
+    "halves, tied": replace(HALVES, tie_embeddings=True),
+    "halves, biases and qk-norm": replace(HALVES, attention_bias=True, qk_norm=True),
+    "halves, latent attention": replace(
+        HALVES,
+        latent_attention=LatentAttention(
+            q_lora_rank=10, kv_lora_rank=9, qk_nope_head_dim=5, qk_rope_head_dim=4, v_head_dim=7
+        ),
+    ),
     # Three experts: with four ranks, one holds no row of the router.
     "moe": replace(DENSE, num_experts=3, experts_per_token=2, router_aux_loss_coefficient=0.05),
     "moe of 4": replace(DENSE, num_experts=4, experts_per_token=2, router_aux_loss_coefficient=0.05),
@@ -111,17 +120,19 @@ ROWS = [
     Row("fsdp 2, moe, compiled, selective checkpointing, bf16", 2, model="moe", param_dtype="bfloat16", tolerance=5e-2,
         train={"compile": True, "activation_checkpointing": "selective"}),
     Row("replicas 2", 2, parallel={"data_parallel": 2, "fully_sharded": 1}),
-    Row("tensor 2, 50 steps", 2, model="even", steps=50, parallel=TENSOR),
-    Row("tensor 2, tied", 2, model="even tied", micro_batch_size=2, parallel=TENSOR),
-    Row("tensor 2, unequal tokens, chunked loss", 2, model="even", masked=True, micro_batch_size=2, parallel=TENSOR,
+    Row("tensor 2, 50 steps", 2, model="halves", steps=50, parallel=TENSOR),
+    Row("tensor 2, tied", 2, model="halves, tied", micro_batch_size=2, parallel=TENSOR),
+    Row("tensor 2, unequal tokens, chunked loss", 2, model="halves", masked=True, micro_batch_size=2, parallel=TENSOR,
         train={"loss_chunk_tokens": 7}),
-    Row("tensor 2, full checkpointing", 2, model="even", parallel=TENSOR, train={"activation_checkpointing": "full"}),
-    Row("tensor 2, selective checkpointing", 2, model="even", parallel=TENSOR,
+    Row("tensor 2, full checkpointing", 2, model="halves", parallel=TENSOR, train={"activation_checkpointing": "full"}),
+    Row("tensor 2, selective checkpointing", 2, model="halves", parallel=TENSOR,
         train={"activation_checkpointing": "selective"}),
-    Row("tensor 2, compiled", 2, model="even", micro_batch_size=2, parallel=TENSOR, train={"compile": True}),
-    Row("tensor 2, compiled, selective checkpointing", 2, model="even", parallel=TENSOR,
+    Row("tensor 2, compiled", 2, model="halves", micro_batch_size=2, parallel=TENSOR, train={"compile": True}),
+    Row("tensor 2, compiled, selective checkpointing", 2, model="halves", parallel=TENSOR,
         train={"compile": True, "activation_checkpointing": "selective"}),
-    Row("tensor 2, bf16", 2, model="even", param_dtype="bfloat16", tolerance=3e-2, parallel=TENSOR),
+    Row("tensor 2, biases and qk-norm", 2, model="halves, biases and qk-norm", parallel=TENSOR),
+    Row("tensor 2, latent attention", 2, model="halves, latent attention", parallel=TENSOR),
+    Row("tensor 2, bf16", 2, model="halves", param_dtype="bfloat16", tolerance=3e-2, parallel=TENSOR),
     Row("fsdp 4, 50 steps", 4, steps=50),
     Row("fsdp 4, tied", 4, model="tied", micro_batch_size=2),
     Row("fsdp 4, moe", 4, model="moe"),
@@ -130,10 +141,10 @@ ROWS = [
     Row("hsdp 2x2, no accumulation", 4, micro_batch_size=2, parallel={"data_parallel": 2}),
     Row("hsdp 2x2, deferred sync", 4, parallel={"data_parallel": 2, "defer_gradient_sync": True}),
     Row("hsdp 2x2, tied, unequal tokens", 4, model="tied", masked=True, parallel={"data_parallel": 2}),
-    Row("fsdp 2, tensor 2, 50 steps", 4, model="even", steps=50, parallel=TENSOR),
-    Row("fsdp 2, tensor 2, tied, unequal tokens", 4, model="even tied", masked=True, parallel=TENSOR),
-    Row("fsdp 2, tensor 2, deferred sync", 4, model="even", parallel={**TENSOR, "defer_gradient_sync": True}),
-    Row("replicas 2, tensor 2", 4, model="even", parallel={**TENSOR, "data_parallel": 2}),
+    Row("fsdp 2, tensor 2, 50 steps", 4, model="halves", steps=50, parallel=TENSOR),
+    Row("fsdp 2, tensor 2, tied, unequal tokens", 4, model="halves, tied", masked=True, parallel=TENSOR),
+    Row("fsdp 2, tensor 2, deferred sync", 4, model="halves", parallel={**TENSOR, "defer_gradient_sync": True}),
+    Row("replicas 2, tensor 2", 4, model="halves", parallel={**TENSOR, "data_parallel": 2}),
     Row("hsdp 2x2, moe, bf16", 4, model="moe", parallel={"data_parallel": 2}, param_dtype="bfloat16", tolerance=5e-2),
 ]  # fmt: skip
 
