@@ -20,6 +20,7 @@ from chimera_train.config import (
     CheckpointConfig,
     DataConfig,
     LatentAttention,
+    MeshLayout,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
@@ -75,6 +76,7 @@ MODELS = {
         router_bias_update_speed=0.02,
     ),
 }
+MODELS |= {f"halves, {name}": replace(MODELS[name], vocab_size=HALVES.vocab_size) for name in ("moe of 4", "deepseek")}
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,6 @@ class Row:
     tolerance: float = 1e-5
 
 
-TENSOR = {"tensor_parallel": 2}
 ROWS = [
     Row("one process, 50 steps", 1, steps=50, micro_batch_size=2),
     Row("one process, whole batch", 1, micro_batch_size=8),
@@ -120,19 +121,6 @@ ROWS = [
     Row("fsdp 2, moe, compiled, selective checkpointing, bf16", 2, model="moe", param_dtype="bfloat16", tolerance=5e-2,
         train={"compile": True, "activation_checkpointing": "selective"}),
     Row("replicas 2", 2, parallel={"data_parallel": 2, "fully_sharded": 1}),
-    Row("tensor 2, 50 steps", 2, model="halves", steps=50, parallel=TENSOR),
-    Row("tensor 2, tied", 2, model="halves, tied", micro_batch_size=2, parallel=TENSOR),
-    Row("tensor 2, unequal tokens, chunked loss", 2, model="halves", masked=True, micro_batch_size=2, parallel=TENSOR,
-        train={"loss_chunk_tokens": 7}),
-    Row("tensor 2, full checkpointing", 2, model="halves", parallel=TENSOR, train={"activation_checkpointing": "full"}),
-    Row("tensor 2, selective checkpointing", 2, model="halves", parallel=TENSOR,
-        train={"activation_checkpointing": "selective"}),
-    Row("tensor 2, compiled", 2, model="halves", micro_batch_size=2, parallel=TENSOR, train={"compile": True}),
-    Row("tensor 2, compiled, selective checkpointing", 2, model="halves", parallel=TENSOR,
-        train={"compile": True, "activation_checkpointing": "selective"}),
-    Row("tensor 2, biases and qk-norm", 2, model="halves, biases and qk-norm", parallel=TENSOR),
-    Row("tensor 2, latent attention", 2, model="halves, latent attention", parallel=TENSOR),
-    Row("tensor 2, bf16", 2, model="halves", param_dtype="bfloat16", tolerance=3e-2, parallel=TENSOR),
     Row("fsdp 4, 50 steps", 4, steps=50),
     Row("fsdp 4, tied", 4, model="tied", micro_batch_size=2),
     Row("fsdp 4, moe", 4, model="moe"),
@@ -141,10 +129,6 @@ ROWS = [
     Row("hsdp 2x2, no accumulation", 4, micro_batch_size=2, parallel={"data_parallel": 2}),
     Row("hsdp 2x2, deferred sync", 4, parallel={"data_parallel": 2, "defer_gradient_sync": True}),
     Row("hsdp 2x2, tied, unequal tokens", 4, model="tied", masked=True, parallel={"data_parallel": 2}),
-    Row("fsdp 2, tensor 2, 50 steps", 4, model="halves", steps=50, parallel=TENSOR),
-    Row("fsdp 2, tensor 2, tied, unequal tokens", 4, model="halves, tied", masked=True, parallel=TENSOR),
-    Row("fsdp 2, tensor 2, deferred sync", 4, model="halves", parallel={**TENSOR, "defer_gradient_sync": True}),
-    Row("replicas 2, tensor 2", 4, model="halves", parallel={**TENSOR, "data_parallel": 2}),
     Row("hsdp 2x2, moe, bf16", 4, model="moe", parallel={"data_parallel": 2}, param_dtype="bfloat16", tolerance=5e-2),
 ]  # fmt: skip
 
@@ -192,17 +176,22 @@ class Curve:
     """After the last step."""
 
 
+def parallelized(recipe: TrainRecipe, mesh_layout: MeshLayout) -> tuple[Decoder, Meshes]:
+    """On every rank of a process group: the model with storage, but without values."""
+    with torch.device("meta"):
+        model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
+    meshes = Meshes(mesh_layout, "cpu")
+    parallelize(model, recipe, meshes, compile_backend="aot_eager")
+    return model.to_empty(device="cpu"), meshes
+
+
 def run_row(row: Row) -> Curve:
     """On every rank of a process group."""
     recipe = recipe_of(row)
     mesh_layout = layout(recipe.parallel, hosts=1, workers_per_host=torch.distributed.get_world_size())
     data_rank = mesh_layout.data_rank(torch.distributed.get_rank())
     plan = batch_plan(recipe.train, mesh_layout)
-    with torch.device("meta"):
-        model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
-    meshes = Meshes(mesh_layout, "cpu")
-    parallelize(model, recipe, meshes, compile_backend="aot_eager")
-    model.to_empty(device="cpu")
+    model, meshes = parallelized(recipe, mesh_layout)
     initialize(model, recipe.train.seed)
     optimizer = build_optimizer(model, recipe, meshes)
     router_bias = RouterBias(model, recipe.model, meshes)

@@ -33,6 +33,7 @@ from chimera_train.config import (
 from chimera_train.data.dataset import DatasetInfo, TokenizerInfo, file_sha256, write_json
 from chimera_train.data.indexed import ShardWriter, token_dtype
 from chimera_train.metrics import parse_line
+from chimera_train.weights import CheckpointWeights, ExportedWeights, empty_model
 
 pytestmark = pytest.mark.train
 VOCAB, SEQUENCE, STEPS = 64, 16, 8
@@ -281,6 +282,29 @@ def test_a_killed_rank_ends_the_others_with_retry_and_resume_is_bit_exact(root):
     straight = fresh(root, "straight")
     run(straight, file)
     assert losses(root) == losses(straight)
+
+
+def test_a_run_goes_on_with_another_tensor_parallel_degree(root):
+    def killed_at(step: int) -> dict[str, str]:
+        return {"CHIMERA_FAULT": f"kill:step:{step}:0"}
+
+    one = recipe_file()
+    two = recipe_file(workers=2, parallel={"tensor_parallel": 2}, checkpoint={"export_at_end": True})
+    codes, outputs = run(root, two, env=killed_at(4))
+    assert codes == [-signal.SIGKILL, 75], outputs
+    codes, outputs = run(root, one, env=killed_at(7))
+    assert codes == [-signal.SIGKILL], outputs
+    assert "steps 4 to 8" in outputs[0]
+    codes, outputs = run(root, two)
+    assert codes == [0, 0], outputs
+    assert "steps 7 to 8" in outputs[0]
+
+    straight = fresh(root, "straight")
+    run(straight, one)
+    assert losses(root) == pytest.approx(losses(straight), abs=1e-5)
+    saved, exported = CheckpointWeights(root / "checkpoints"), ExportedWeights(root / "model")
+    for name, _ in empty_model(one.recipe.model).named_parameters():
+        assert torch.equal(saved.read(name), exported.read(name)), name
 
 
 def test_a_loss_that_is_not_finite_stops_every_rank_before_the_weights_move(root):
