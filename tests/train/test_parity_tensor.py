@@ -28,7 +28,7 @@ ROWS = [
     Row("fsdp 2, tensor 2, deferred sync", 4, model="halves", parallel={**TENSOR, "defer_gradient_sync": True}),
     Row("replicas 2, tensor 2", 4, model="halves", parallel={**TENSOR, "data_parallel": 2}),
     Row("tensor 2, moe", 2, model="halves, moe of 4", parallel=TENSOR),
-    Row("tensor 2, moe, experts 2, selective checkpointing", 2, model="halves, moe of 4", masked=True,
+    Row("tensor 2, moe, experts 2, selective checkpointing", 2, model="halves, moe of 4", masked=True, steps=1,
         parallel={**TENSOR, "expert_parallel": 2}, train={"activation_checkpointing": "selective"}),
     Row("fsdp 2, tensor 2, deepseek, experts 2", 4, model="halves, deepseek", steps=8,
         parallel={**TENSOR, "expert_parallel": 2}),
