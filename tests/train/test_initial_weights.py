@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from spawn import run_distributed
 from test_parity_layouts import Row, recipe_of
+from test_parity_train import VOCAB, fresh, losses, recipe_file, run
+from test_parity_train import root as root
 
 from chimera_train.config import ConfigError, LatentAttention, ModelConfig, layout
 from chimera_train.config.hf_config import hf_config
@@ -95,6 +98,35 @@ def test_every_mesh_reads_its_shards_and_writes_them_back_bit_for_bit(tmp_path):
         before, after = (load_file(tmp_path / name / "model.safetensors") for name in (kind, f"{kind}, {mesh}"))
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+SMALL = ModelConfig(
+    name="small", vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2
+)
+
+
+@pytest.mark.train
+def test_a_run_starts_from_the_weights_and_later_from_its_checkpoint(root):
+    folder = root / "input" / "data" / "train" / "start"
+    model = Decoder(SMALL)
+    initialize(model, recipe_file().recipe.train.seed)
+    export_model(model, SMALL, folder, dtype="float32")
+    codes, _ = run(root, recipe_file())
+    plain, again = losses(root), fresh(root, "again")
+    file = recipe_file(workers=2, train={"initial_weights": "train/start"})
+    started, outputs = run(again, file)
+    assert codes + started == [0, 0, 0]
+    assert f"initial weights from {again}/input/data/train/start" in outputs[0]
+    # The very weights that a run without them draws, so the same curve.
+    assert losses(again) == pytest.approx(plain, rel=1e-6)
+    shutil.rmtree(folder)
+    codes, outputs = run(again, file)
+    assert codes == [0, 0], outputs
+    codes, outputs = run(fresh(root, "anew"), file)
+    assert codes == [1, 1]
+    for output in outputs:
+        assert "train.initial_weights: " in output
+        assert "start/config.json: cannot be read: No such file or directory" in output
 
 
 def refused(folder: Path) -> str:

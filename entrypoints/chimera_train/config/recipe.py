@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from .checkpoint import CheckpointConfig
 from .data import DataConfig
 from .evaluation import EvaluationConfig
+from .hf_architectures import architecture_of
 from .model import ModelConfig
 from .optim import QUANTISATION_BLOCK, OptimConfig
 from .parallel import ParallelConfig
@@ -114,6 +115,11 @@ class TrainRecipe:
                 )
             )
         problems += self._eight_bit_blocks()
+        if self.checkpoint.export_at_end:
+            try:
+                architecture_of(model)
+            except ValueError as error:
+                problems.append(Problem("checkpoint.export_at_end", str(error), "set checkpoint.export_at_end=false"))
         if optim.decay_steps is not None and optim.decay_steps + optim.warmup_steps > train.num_steps:
             problems.append(
                 Problem(
