@@ -31,6 +31,8 @@ ROWS = [
     Row("experts 2, replicas 2", 4, model="moe of 4", parallel={"expert_parallel": 2, "data_parallel": 2}),
     Row("experts 2, replicas 2, deepseek, deferred sync", 4, model="deepseek", steps=8,
         parallel={"expert_parallel": 2, "data_parallel": 2, "defer_gradient_sync": True}),
+    Row("tensor 2 x fsdp 2, experts 4, deepseek, unequal tokens", 4, model="halves, deepseek", masked=True,
+        parallel={"tensor_parallel": 2, "expert_parallel": 4}),
 ]  # fmt: skip
 
 

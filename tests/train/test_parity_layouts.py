@@ -62,7 +62,7 @@ MODELS = {
     "moe of 4, tied": replace(
         DENSE, num_experts=4, experts_per_token=2, router_aux_loss_coefficient=0.05, tie_embeddings=True
     ),
-    # As DeepSeek-V3. The width of an expert makes rows that do not divide evenly everywhere.
+    # As DeepSeek-V3.
     "deepseek": replace(
         DENSE,
         num_experts=8,
