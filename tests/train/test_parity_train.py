@@ -267,6 +267,23 @@ def test_experts_train_deterministically_and_lines_come_at_the_interval(root):
     assert losses(root) == losses(again)
 
 
+def test_experts_over_ranks_stop_and_go_on_on_one_and_back(root):
+    model = {"num_experts": 4, "experts_per_token": 2, "router_aux_loss_coefficient": 0.02, "num_shared_experts": 1}
+    model |= {"router_scoring": "sigmoid", "router_bias_update_speed": 0.01}
+
+    def file(workers: int, num_steps: int, **parallel: int) -> RecipeFile:
+        train = {"num_steps": num_steps, "micro_batch_size": 1}
+        made = recipe_file(workers=workers, model=model, train=train, parallel=parallel)
+        return replace(made, recipe=replace(made.recipe, optim=replace(made.recipe.optim, schedule="constant")))
+
+    alone = fresh(root, "alone")
+    assert run(alone, file(1, 9))[0] == [0]
+    for workers, num_steps, parallel in ((2, 3, {"expert_parallel": 2}), (1, 6, {}), (2, 9, {"expert_parallel": 2})):
+        codes, outputs = run(root, file(workers, num_steps, **parallel))
+        assert codes == [0] * workers, outputs
+    assert losses(root) == pytest.approx(losses(alone), abs=1e-5)
+
+
 def test_a_killed_rank_ends_the_others_with_retry_and_resume_is_bit_exact(root):
     file = recipe_file(hosts=2)
     error_file = root.parent / "error.json"
