@@ -41,10 +41,10 @@ EXPERTS_2_FSDP_3 = Layout(6, {"expert_parallel": 2})
 
 def run(folder: Path, where: Layout, steps: int, seed: int) -> dict[str, Tensor]:
     """Load what is there, train `steps` with the same data on every rank, save; every tensor of the state, whole."""
-    recipe = recipe_of(Row("checkpoint", where.ranks, model="deepseek", parallel=where.parallel))
+    recipe = recipe_of(Row("checkpoint", where.ranks, model="halves, deepseek", parallel=where.parallel))
     meshes = Meshes(layout(recipe.parallel, hosts=1, workers_per_host=where.ranks), "cpu")
     with torch.device("meta"):
-        model = Decoder(MODELS["deepseek"])
+        model = Decoder(MODELS["halves, deepseek"])
     parallelize(model, recipe, meshes)
     model.to_empty(device="cpu")
     initialize(model, seed)
