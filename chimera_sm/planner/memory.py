@@ -66,10 +66,10 @@ class Occupancy:
 
 
 def estimate_memory(case: Occupancy, capacity_gib: float | None) -> MemoryEstimate:
-    """The peak over all pipeline stages; `rank` is the first of the fullest stage."""
-    stages = [stage_memory_gib(case, stage) for stage in range(case.layout.pipeline)]
-    fullest = max(range(len(stages)), key=lambda stage: sum(stages[stage].values()))
-    components = stages[fullest]
+    """The peak over the ranks of a pipeline; `rank` is the first at the fullest place in it."""
+    ranks = [stage_memory_gib(case, rank) for rank in range(case.layout.pipeline)]
+    fullest = max(range(len(ranks)), key=lambda rank: sum(ranks[rank].values()))
+    components = ranks[fullest]
     total = sum(components.values())
     return MemoryEstimate(
         rank=fullest * (case.layout.world_size // case.layout.pipeline),
@@ -80,15 +80,16 @@ def estimate_memory(case: Occupancy, capacity_gib: float | None) -> MemoryEstima
     )
 
 
-def stage_memory_gib(case: Occupancy, stage: int) -> dict[str, float]:
-    held = stage_parameters(case.model, case.layout, stage)
-    last = stage == case.layout.pipeline - 1
+def stage_memory_gib(case: Occupancy, rank: int) -> dict[str, float]:
+    """Of the stages of a rank, given by its coordinate on the pipeline axis."""
+    held = stage_parameters(case.model, case.layout, rank)
+    last = rank == case.layout.rank_of_stage(case.layout.num_stages - 1)
     parts = {
         "parameters": case.master_bytes * held.stored,
         "gradients": gradient_bytes(case, held),
         "optimizer": optimizer_bytes(case, held),
         "gathered_parameters": gathered_bytes(case, held),
-        "activations": activation_bytes(case, stage, held.layers),
+        "activations": activation_bytes(case, rank, held.layers),
         "logits": logits_bytes(case) if last else 0.0,
     }
     gib = {name: size / GIB for name, size in parts.items()}
@@ -117,13 +118,13 @@ def optimizer_bytes(case: Occupancy, held: StageParameters) -> float:
 def gathered_bytes(case: Occupancy, held: StageParameters) -> float:
     """The layer at work and the one fetched ahead; all of them where they are not resharded after forward. A tied
     matrix stays whole between its two uses."""
-    if case.layout.pipeline > 1 or not case.parallel.reshard_after_forward:
+    if case.layout.pipeline > 1 or not case.parallel.frees_after_forward:
         return held.gathered * case.element_bytes
     tied = embedding_parameters(case.model) / case.layout.tensor if case.model.tie_embeddings else 0.0
     return min(2 * held.largest_unit + tied, held.gathered) * case.element_bytes
 
 
-def activation_bytes(case: Occupancy, stage: int, layers: int) -> float:
+def activation_bytes(case: Occupancy, rank: int, layers: int) -> float:
     """Kept for backward by every micro-batch in flight, and the working set of the layer whose backward runs."""
     kept = {
         "none": whole_layer_bytes_per_token(case),
@@ -131,7 +132,7 @@ def activation_bytes(case: Occupancy, stage: int, layers: int) -> float:
         "full": residual_width(case) * case.element_bytes,
     }[case.train.activation_checkpointing]
     working = coefficient("working_set_layers") * whole_layer_bytes_per_token(case)
-    return case.tokens * (kept * layers * in_flight(case, stage) + working)
+    return case.tokens * (kept * layers * in_flight(case, rank) + working)
 
 
 def residual_width(case: Occupancy) -> float:
@@ -170,18 +171,22 @@ def selective_bytes_per_token(case: Occupancy) -> float:
     return case.element_bytes * elements + 4 * heads
 
 
-def in_flight(case: Occupancy, stage: int) -> float:
-    """Micro-batches whose activations a stage holds at once."""
-    micro_batches, stages = case.batch.accumulation_steps, case.layout.pipeline
-    if stages == 1:
+def in_flight(case: Occupancy, rank: int) -> float:
+    """Micro-batches whose activations a rank of the pipeline holds at once, in all of its layers.
+
+    Exact for torch's order of work, but for zbv with fewer than 2 × pipeline - 1 micro-batches, which holds less.
+    """
+    micro_batches, ranks, schedule = case.batch.accumulation_steps, case.layout.pipeline, case.layout.schedule
+    if ranks == 1:
         return 1.0
-    if case.parallel.pipeline_schedule == "gpipe":
+    if schedule == "gpipe":
         return float(micro_batches)
-    held = float(min(micro_batches, stages - stage))
-    if case.parallel.pipeline_schedule == "interleaved_1f1b":
-        # Megatron's factor on the first stage: 1 + (p - 1) / (p v).
-        held = min(micro_batches, stages) * (1 + (stages - 1) / (stages * coefficient("interleaved_stages")))
-    return held
+    if schedule == "1f1b":
+        return float(min(micro_batches, ranks - rank))
+    if schedule == "interleaved_1f1b":
+        per_rank = case.layout.stages_per_rank
+        return min(micro_batches, ((per_rank - 1) * ranks + 2 * (ranks - 1 - rank) + 1) / per_rank)
+    return ranks + (0.5 if schedule == "dualpipev" else 0.0)
 
 
 def logits_bytes(case: Occupancy) -> float:

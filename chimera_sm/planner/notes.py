@@ -31,8 +31,6 @@ def notes(recipe: Recipe, mesh: MeshLayout, machine: catalog.Instance | None) ->
         found.append(f"No published runs on {machine.accelerator} stand behind the step time; its spread is wide.")
     if recipe.model.num_experts:
         found.append("Step times of mixtures of experts are predicted from few published runs; their spread is wide.")
-    if recipe.parallel.pipeline_schedule == "interleaved_1f1b" and mesh.pipeline > 1:
-        found.append(f"Interleaved stages are taken to be {coefficient('interleaved_stages'):g} a rank.")
     if kind == "spot":
         minutes = [coefficient("spot_wait_s", p) / 60 for p in ("p10", "", "p90")]
         found.append(

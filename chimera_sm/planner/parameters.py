@@ -1,4 +1,4 @@
-"""Where parameters fall: how many a rank of a pipeline stage computes with, and how many of them it stores."""
+"""Where parameters fall: how many a rank of a pipeline computes with, and how many of them it stores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from chimera_train.config.flops import (
     expert_parameters,
     unsplit_attention_parameters,
 )
+from chimera_train.config.stages import stages
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageParameters:
-    """Parameters of one rank of one pipeline stage, after tensor and expert parallel, before sharding."""
+    """Parameters of one rank's pipeline stages, after tensor and expert parallel, before sharding."""
 
     layers: int
     dense: float
@@ -35,15 +36,17 @@ class StageParameters:
         return self.dense + self.experts
 
 
-def stage_parameters(model: ModelConfig, layout: MeshLayout, stage: int) -> StageParameters:
-    """The parameters of `stage` (0-based). The first stage has the embedding, the last the final norm and the head;
-    a tied matrix is on both.
+def stage_parameters(model: ModelConfig, layout: MeshLayout, rank: int) -> StageParameters:
+    """The parameters of the stages of a rank, given by its coordinate on the pipeline axis. The first stage has the
+    embedding, the last the final norm and the head; a tied matrix is in both.
 
     Dense parameters are sharded over fully_sharded × context ranks; an expert belongs to one expert-parallel rank and
     is sharded over the ranks of that group that are left.
     """
-    layers = model.num_layers // layout.pipeline
-    numbers = range(stage * layers, (stage + 1) * layers)
+    cut = stages(model, layout.num_stages)
+    held = [cut[number] for number in layout.stage_numbers(rank)]
+    numbers = [number for stage in held for number in stage.layers]
+    layers = len(numbers)
     experts_layers = sum(model.has_experts(number) for number in numbers)
     unsplit = unsplit_attention_parameters(model)
     outside = unsplit + (attention_parameters(model) - unsplit) / layout.tensor + 2 * model.hidden_size
@@ -53,9 +56,9 @@ def stage_parameters(model: ModelConfig, layout: MeshLayout, stage: int) -> Stag
     beside_experts = outside + model.hidden_size * model.num_experts
     beside_experts += expert_parameters(model) * model.num_shared_experts
     table = embedding_parameters(model) / layout.tensor
-    first, last = stage == 0, stage == layout.pipeline - 1
-    tables = first + last
-    if first and last and model.tie_embeddings:
+    last = held[-1].last
+    tables = held[0].first + last
+    if layout.num_stages == 1 and model.tie_embeddings:
         tables = 1
     dense = (layers - experts_layers) * dense_layer + experts_layers * beside_experts
     dense += tables * table + (model.hidden_size if last else 0)

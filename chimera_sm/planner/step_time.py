@@ -26,6 +26,7 @@ from chimera_train.config.flops import (
     expert_parameters,
     seen_twice,
 )
+from chimera_train.config.schedules import SCHEDULES
 
 from .coefficients import coefficient
 from .parameters import stage_parameters
@@ -76,7 +77,7 @@ def estimate_step(work: Workload) -> StepEstimate:
     if work.precision.param_dtype != "bfloat16":
         return unknown_step(per_token, "only bf16 is predicted on accelerators")
     micro_batches = work.batch.accumulation_steps
-    layers = work.model.num_layers // work.layout.pipeline
+    layers = work.model.num_layers / work.layout.pipeline  # stages are cut so that they take the same time
     with_experts = layers * work.model.num_expert_layers / work.model.num_layers
     compute = head_compute_s(work, peak)
     compute += with_experts * layer_compute_s(work, peak, experts=True)
@@ -94,7 +95,7 @@ def estimate_step(work: Workload) -> StepEstimate:
         "fully_sharded": fully_sharded_s(work, busy),
         "data_parallel": data_parallel_s(work, busy),
         "pipeline_p2p": micro_batches * p2p,
-        "pipeline_bubble": bubble_share(work.parallel, work.layout) * (busy + p2p),
+        "pipeline_bubble": bubble_share(work.layout) * (busy + p2p),
         "optimizer": optimizer_s(work, memory),
     }
     components = {name: seconds for name, seconds in components.items() if seconds > 0}
@@ -217,7 +218,7 @@ def fully_sharded_s(work: Workload, busy_s: float) -> float:
     shards, expert_shards = work.layout.shard, work.layout.expert_shard
     if shards == expert_shards == 1:
         return 0.0
-    stage = stage_parameters(work.model, work.layout, work.layout.pipeline - 1)
+    stage = stage_parameters(work.model, work.layout, work.layout.rank_of_stage(work.layout.num_stages - 1))
     gather = collective_s(work, shards, stage.dense * work.element_bytes, stage.layers)
     scatter = collective_s(work, shards, stage.dense * work.reduce_bytes, stage.layers)
     gather += collective_s(work, expert_shards, stage.experts * work.element_bytes, stage.layers)
@@ -227,7 +228,7 @@ def fully_sharded_s(work: Workload, busy_s: float) -> float:
     recompute, backward = work.passes
     forward_share = 1 / (1 + backward + recompute)
     hidden = coefficient("fully_sharded_overlap") * busy_s
-    gathers_again = work.parallel.reshard_after_forward and work.layout.pipeline == 1
+    gathers_again = work.parallel.frees_after_forward and work.layout.pipeline == 1
     forward = max(0.0, gather - hidden * forward_share)
     again = gather if gathers_again else 0.0
     reducing = max(0.0, scatter + again - hidden * (1 - forward_share))
@@ -240,7 +241,7 @@ def data_parallel_s(work: Workload, busy_s: float) -> float:
     """All-reduce of the gradient shards between replicas, once a step, behind the last micro-batch."""
     if work.layout.data_parallel == 1:
         return 0.0
-    stage = stage_parameters(work.model, work.layout, work.layout.pipeline - 1)
+    stage = stage_parameters(work.model, work.layout, work.layout.rank_of_stage(work.layout.num_stages - 1))
     size = 2 * stage.stored * work.reduce_bytes
     replicas = work.layout.data_parallel
     seconds = size * (replicas - 1) / replicas / network_bytes_s(work)
@@ -254,11 +255,16 @@ def pipeline_p2p_s(work: Workload) -> float:
     return coefficient("pipeline_p2p_exposed") * 2 * size / network_bytes_s(work)
 
 
-def bubble_share(parallel: ParallelConfig, layout: MeshLayout) -> float:
-    """Idle time of a pipeline, in micro-batches: p - 1, less with interleaved stages."""
-    if parallel.pipeline_schedule == "interleaved_1f1b":
-        return coefficient("interleaved_bubble") * (layout.pipeline - 1) / coefficient("interleaved_stages")
-    return layout.pipeline - 1.0
+def bubble_share(layout: MeshLayout) -> float:
+    """Idle time of a rank of the pipeline, in micro-batches: p - 1, and as many times less as a rank has stages.
+
+    Where backward is split, the gradients of the weights fill two thirds of it, if they take a third of the time of a
+    forward and a backward.
+    """
+    idle = (layout.pipeline - 1) / layout.stages_per_rank
+    if layout.schedule == "interleaved_1f1b":
+        return coefficient("interleaved_bubble") * idle
+    return idle / 3 if SCHEDULES[layout.schedule].splits_backward else idle
 
 
 def optimizer_s(work: Workload, memory_gb_s: float) -> float:

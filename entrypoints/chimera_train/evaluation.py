@@ -17,7 +17,7 @@ from .config import MeshLayout, TrainRecipe
 from .data.held_out import HeldOut
 from .distributed import Worker
 from .model import Decoder
-from .parallel import Meshes
+from .parallel import Meshes, Pipeline
 from .signals import StopRequest
 from .step import forward_only
 
@@ -61,7 +61,7 @@ class Evaluator:
             for name, path in recipe.evaluation.sources.items()
         }
 
-    def run(self, model: Decoder, meshes: Meshes, stop: StopRequest) -> list[Evaluation] | None:
+    def run(self, model: Decoder | Pipeline, meshes: Meshes, stop: StopRequest) -> list[Evaluation] | None:
         """Evaluate on every source; None where some rank was asked to stop in between. Collective."""
         sums = torch.zeros(len(self._sources), 2, dtype=torch.float64, device=self._device)
         model.eval()

@@ -5,20 +5,18 @@ from __future__ import annotations
 import gc
 import time
 
-import torch
-
 from . import faults
 from .checkpoint import Checkpointer, LoopState
-from .config import MlRoot, RecipeFile, batch_plan, layout
+from .config import MlRoot, RecipeFile, batch_plan, layout, num_parameters
 from .config.contract import EXIT_FINISHED, EXIT_STOPPED
 from .config.hf_config import CONFIG_FILE
 from .data.loader import Loader
 from .distributed import Worker, set_collective_timeout
 from .evaluation import Evaluator
 from .initial_weights import folder_of, load_initial_weights
-from .model import Decoder, initialize
+from .model import initialize
 from .optim import build_optimizer, learning_rate, set_learning_rate
-from .parallel import Meshes, RouterBias, check_supported, parallelize
+from .parallel import Meshes, RouterBias, build_model, check_supported
 from .reporter import Reporter
 from .signals import StopRequest
 from .step import StepResult, finish_gradients, forward_backward
@@ -57,10 +55,7 @@ class Trainer:
         self.reporter = Reporter(recipe_file, self.plan, worker, root)
 
         self.meshes = Meshes(mesh_layout, worker.device.type)
-        with torch.device("meta"):
-            self.model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
-        parallelize(self.model, recipe, self.meshes)
-        self.model.to_empty(device=worker.device)
+        self.model = build_model(recipe, self.meshes, worker.device)
         self.optimizer = build_optimizer(self.model, recipe, self.meshes)
         self.router_bias = RouterBias(self.model, recipe.model, self.meshes)
 
@@ -91,7 +86,7 @@ class Trainer:
         """Train to the end, or to the end of the step in which a stop is asked for; returns the exit code."""
         train, interval = self.recipe.train, self.recipe.checkpoint.interval_steps
         self.reporter.say(
-            f"{self.recipe.name}: {sum(p.numel() for p in self.model.parameters()):,} parameters, "
+            f"{self.recipe.name}: {num_parameters(self.recipe.model):,} parameters, "
             f"{self.worker.world_size} × {self.worker.device.type}, {self.plan.tokens_per_step:,} tokens a step "
             f"({self.plan.accumulation_steps} micro-batches a rank), steps {self.step + 1} to {train.num_steps}"
         )

@@ -98,8 +98,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, upstream: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, None, None, None, None]:
-        # In place, because the weight's gradient is the largest tensor of the step. A second backward would raise.
         grad_hidden, grad_weight = ctx.saved_tensors
+        if torch._C._autograd._get_current_graph_task_keep_graph():  # another backward will want them as they are
+            return grad_hidden * upstream, grad_weight * upstream, None, None, None, None
+        # In place, because the weight's gradient is the largest tensor of the step.
         return grad_hidden.mul_(upstream), grad_weight.mul_(upstream), None, None, None, None
 
 

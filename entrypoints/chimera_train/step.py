@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from .config import OptimConfig, TrainRecipe
 from .loss import IGNORE_INDEX
 from .model import Decoder
 from .optim import clip_factor, local_grad_norm_squared, scale_gradients, sum_over_tensor
-from .parallel import Meshes, set_gradient_sync
+from .parallel import Meshes, Pipeline, set_gradient_sync
 
 
 class NotFinite(RuntimeError):
@@ -38,7 +38,7 @@ class StepResult:
 
 
 def forward_backward(
-    model: Decoder,
+    model: Decoder | Pipeline,
     recipe: TrainRecipe,
     micro_batches: list[np.ndarray],
     device: torch.device,
@@ -53,6 +53,11 @@ def forward_backward(
     Returns this rank's sum of cross-entropies and count of valid tokens by source, float64 [num_sources, 2] on the
     device.
     """
+    if isinstance(model, Pipeline):
+        tokens = to_device(np.concatenate(micro_batches), device)
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        rows = model.forward_backward(inputs.clamp(min=0), labels, len(micro_batches))
+        return sums_by_source(rows, labels, source_ids, num_sources)
     sums = torch.zeros(num_sources, 2, dtype=torch.float64, device=device)
     for index, micro_batch in enumerate(micro_batches):
         tokens = to_device(micro_batch, device)
@@ -67,12 +72,14 @@ def forward_backward(
     return sums
 
 
-def forward_only(model: Decoder, micro_batch: np.ndarray, device: torch.device) -> Tensor:
+def forward_only(model: Decoder | Pipeline, micro_batch: np.ndarray, device: torch.device) -> Tensor:
     """The sum of cross-entropies and the count of valid tokens of one micro-batch, without gradients; float64 [2]."""
     tokens = to_device(micro_batch, device)
-    labels = tokens[:, 1:]
+    inputs, labels = tokens[:, :-1].clamp(min=0), tokens[:, 1:]
+    if isinstance(model, Pipeline):
+        return sums_by_source(model.forward_only(inputs, labels, num_micro_batches=1), labels)[0]
     with torch.no_grad():
-        loss = model(tokens[:, :-1].clamp(min=0), labels)
+        loss = model(inputs, labels)
     return sums_by_source(loss.rows_B, labels)[0]
 
 
@@ -96,7 +103,7 @@ def sums_by_source(
 
 
 def finish_gradients(
-    model: Decoder,
+    model: nn.Module,
     optim: OptimConfig,
     sums: Tensor,
     meshes: Meshes,

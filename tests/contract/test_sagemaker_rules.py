@@ -254,7 +254,7 @@ def ids_of(plan: Plan, artifacts: Artifacts) -> dict[str, Finding]:
 
 def test_placeholders_and_unsupported_axes_block_the_submit_only() -> None:
     findings = ids_of(planned("recipe=70b"), rendered("recipe=70b"))
-    for where in ("env.role_arn", "env.fsx_mount_name", "parallel.pipeline_parallel"):
+    for where in ("env.role_arn", "env.fsx_mount_name"):
         assert (findings[where].severity, findings[where].blocks_submit) == ("warning", True)
 
 

@@ -120,8 +120,7 @@ def test_deferred_gradients_stay_whole() -> None:
 
 def test_a_pipeline_idles_for_all_stages_but_one() -> None:
     mesh = layout(ParallelConfig(pipeline_parallel=4), hosts=4, workers_per_host=1)
-    assert bubble_share(ParallelConfig(pipeline_parallel=4), mesh) == 3
-    assert bubble_share(ParallelConfig(pipeline_parallel=4, pipeline_schedule="interleaved_1f1b"), mesh) < 3
+    assert bubble_share(mesh) == 3
 
 
 def test_more_of_a_slow_network_is_exposed() -> None:

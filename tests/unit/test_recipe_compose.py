@@ -101,7 +101,7 @@ PLANTED = [
     (["train.global_batch_size=0"], "train.global_batch_size", "not positive"),
     (["train.activation_checkpointing=ful"], "train.activation_checkpointing", "full"),
     (["parallel.tensor_parallel=7"], "parallel.tensor_parallel", "[1, 2]"),
-    (["recipe=70b", "parallel.pipeline_parallel=3"], "parallel.pipeline_parallel", "divide model.num_layers=80"),
+    (["recipe=70b", "parallel.stages_per_rank=2"], "parallel.stages_per_rank", "pipeline_schedule=1f1b has 1 a rank"),
     (["model.num_kv_heads=4"], "model.num_kv_heads", "divide model.num_heads=6"),
     (["train.sequence_length=4096"], "train.sequence_length", "max_position_embeddings"),
     (["optim.beta2=1.5"], "optim.beta2", "[0, 1)"),

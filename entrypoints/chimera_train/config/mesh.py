@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from .decode import ConfigError
 from .parallel import ParallelConfig
 from .problem import Problem, divisors
+from .schedules import SCHEDULES, PipelineSchedule
 
 AXES = ("pipeline", "data_parallel", "fully_sharded", "context", "tensor")
-SUPPORTED_AXES = ("data_parallel", "fully_sharded", "tensor", "expert")
+SUPPORTED_AXES = ("pipeline", "data_parallel", "fully_sharded", "tensor", "expert")
 """Axes that the trainer runs at a degree above 1. A plan may have others; a worker refuses them."""
 
 
@@ -30,6 +31,8 @@ class MeshLayout:
     context: int
     tensor: int
     expert: int
+    schedule: PipelineSchedule = "1f1b"
+    stages_per_rank: int = 1
 
     @property
     def world_size(self) -> int:
@@ -72,6 +75,29 @@ class MeshLayout:
         """Index of `rank`'s samples among `data_parallel_size` shares."""
         at = self.coordinates(rank)
         return at["data_parallel"] * self.fully_sharded + at["fully_sharded"]
+
+    @property
+    def num_stages(self) -> int:
+        """Pieces that the model is cut into: see `stages.stages`."""
+        return self.pipeline * self.stages_per_rank
+
+    def stage_numbers(self, pipeline_rank: int) -> list[int]:
+        """Stages of the rank at this coordinate of the pipeline axis, ascending.
+
+        >>> config = ParallelConfig(pipeline_parallel=4, pipeline_schedule="zbv")
+        >>> mesh = layout(config, hosts=4, workers_per_host=1)
+        >>> [mesh.stage_numbers(rank) for rank in range(4)]
+        [[0, 7], [1, 6], [2, 5], [3, 4]]
+        """
+        if self.pipeline > 1 and SCHEDULES[self.schedule].v_shaped:
+            return [pipeline_rank, self.num_stages - 1 - pipeline_rank]
+        return list(range(pipeline_rank, self.num_stages, self.pipeline))
+
+    def rank_of_stage(self, stage: int) -> int:
+        """Coordinate on the pipeline axis of the rank that holds `stage`."""
+        if self.pipeline > 1 and SCHEDULES[self.schedule].v_shaped:
+            return min(stage, self.num_stages - 1 - stage)
+        return stage % self.pipeline
 
     def host_of(self, rank: int) -> int:
         return rank // self.workers_per_host
@@ -146,4 +172,6 @@ def layout(parallel: ParallelConfig, *, hosts: int, workers_per_host: int) -> Me
         context=parallel.context_parallel,
         tensor=parallel.tensor_parallel,
         expert=parallel.expert_parallel,
+        schedule=parallel.pipeline_schedule,
+        stages_per_rank=parallel.resolved_stages_per_rank,
     )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from .problem import Problem
-
-PipelineSchedule = Literal["gpipe", "1f1b", "interleaved_1f1b"]
+from .schedules import SCHEDULES, PipelineSchedule, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +26,35 @@ class ParallelConfig:
     context_parallel: int = 1
     expert_parallel: int = 1
     pipeline_schedule: PipelineSchedule = "1f1b"
-    reshard_after_forward: bool = True
-    """Free the gathered parameters after forward (ZeRO-3) instead of keeping them for backward (ZeRO-2)."""
+    """interleaved_1f1b has less idle time than 1f1b, and more traffic. The last three split backward in two and idle
+    least; they want parameters kept (reshard_after_forward), and neither selective checkpointing nor compiling."""
+    stages_per_rank: int | None = None
+    """Pieces of the model on one rank of a pipeline. None: 1 for gpipe and 1f1b, 2 for the others."""
+    reshard_after_forward: bool | None = None
+    """Free the gathered parameters after forward (ZeRO-3) instead of keeping them for backward (ZeRO-2).
+    None: free them, but keep them in a pipeline, which would gather them for every micro-batch, twice, and save little:
+    torch keeps a stage whole from its first backward on."""
     defer_gradient_sync: bool = False
     """Keep gradients whole over the micro-batches of a step and scatter them once, in the last. Saves traffic
     (precision.reduce_dtype's bytes × parameters a micro-batch), costs memory (the same bytes, unsharded).
-    False keeps a shard only. Replicas (data_parallel) are always reduced once a step."""
+    False keeps a shard only. Replicas (data_parallel) are always reduced once a step; in a pipeline all is."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return SCHEDULES[self.pipeline_schedule]
+
+    @property
+    def resolved_stages_per_rank(self) -> int:
+        if self.pipeline_parallel == 1:
+            return 1
+        return self.stages_per_rank or self.schedule.default_stages_per_rank
+
+    @property
+    def frees_after_forward(self) -> bool:
+        """reshard_after_forward, resolved."""
+        if self.reshard_after_forward is None:
+            return self.pipeline_parallel == 1
+        return self.reshard_after_forward
 
     def validate(self) -> list[Problem]:
         problems = []
@@ -52,4 +73,20 @@ class ParallelConfig:
                     "parallel.fully_sharded", f"{self.fully_sharded} is not a positive degree", "null takes the rest"
                 )
             )
+        problems += self._pipeline_problems()
         return problems
+
+    def _pipeline_problems(self) -> list[Problem]:
+        if self.stages_per_rank is None:
+            return []
+        key, only = "parallel.stages_per_rank", self.schedule.default_stages_per_rank
+        if self.stages_per_rank < 1:
+            return [Problem(key, f"{self.stages_per_rank} is not positive", "null takes the schedule's own")]
+        if self.pipeline_parallel == 1:
+            return [Problem(key, "would be ignored: parallel.pipeline_parallel is 1", f"{key}=null")]
+        if self.schedule.fixed_stages_per_rank and self.stages_per_rank != only:
+            message = (
+                f"{self.stages_per_rank}, but parallel.pipeline_schedule={self.pipeline_schedule} has {only} a rank"
+            )
+            return [Problem(key, message, f"{key}={only}, or another schedule")]
+        return []

@@ -17,6 +17,7 @@ from .hf_architectures import architecture_of
 from .model import ModelConfig
 from .optim import QUANTISATION_BLOCK, OptimConfig
 from .parallel import ParallelConfig
+from .pipeline_rules import pipeline_problems
 from .precision import PrecisionConfig
 from .problem import Problem, divisors
 from .tensor import tensor_problems
@@ -73,22 +74,7 @@ class TrainRecipe:
                 )
             )
         problems += tensor_problems(model, parallel, train)
-        if parallel.pipeline_parallel > model.num_layers:
-            problems.append(
-                Problem(
-                    "parallel.pipeline_parallel",
-                    f"{parallel.pipeline_parallel} stages for model.num_layers={model.num_layers}",
-                    f"use at most {model.num_layers}",
-                )
-            )
-        elif model.num_layers % parallel.pipeline_parallel:
-            problems.append(
-                Problem(
-                    "parallel.pipeline_parallel",
-                    f"{parallel.pipeline_parallel} does not divide model.num_layers={model.num_layers}",
-                    f"use one of {divisors(model.num_layers)}",
-                )
-            )
+        problems += pipeline_problems(model, parallel, train)
         if train.sequence_length % (2 * parallel.context_parallel) and parallel.context_parallel > 1:
             problems.append(
                 Problem(

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from .decoder import Decoder
+from .parts import ModelParts
 from .shards import shards
 
 BLOCK_ELEMENTS = 1 << 20
 
 
-def initialize(model: Decoder, seed: int) -> None:
+def initialize(model: Decoder | ModelParts, seed: int) -> None:
     """Fill every parameter and buffer in place (plain or DTensor, on any device but meta).
 
     Norms are one and biases zero; matrices are normal with model.initializer_range, divided by sqrt(2 × num_layers)

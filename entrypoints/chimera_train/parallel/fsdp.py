@@ -38,10 +38,11 @@ def shard(model: Decoder, recipe: TrainRecipe, meshes: Meshes) -> None:
     )
     mesh, blocks = meshes.fsdp, list(model.layers.values())
     experts_apart = meshes.layout.expert > 1 or meshes.layout.tensor > 1
+    frees = recipe.parallel.frees_after_forward
     groups: list[list[FSDPModule]] = []
     for block in blocks:
         # Backward begins with the last block, so freeing it in between would only gather it twice.
-        reshard = recipe.parallel.reshard_after_forward and block is not blocks[-1]
+        reshard = frees and block is not blocks[-1]
         experts = []
         if experts_apart and isinstance(block.feed_forward, MixtureOfExperts):
             experts = [block.feed_forward.experts]
@@ -56,9 +57,11 @@ def shard(model: Decoder, recipe: TrainRecipe, meshes: Meshes) -> None:
     for module in (model.embedding, model.head):
         if module is not None and not tied:
             # Neither is read in backward: an embedding's gradient needs indices only, and the loss computes the head's
-            # gradients in forward. So they are freed after forward and not gathered again.
-            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-            module.set_unshard_in_backward(False)
+            # gradients in forward. So they are freed after forward and not gathered again; a pipeline that keeps its
+            # parameters over micro-batches keeps these too.
+            kept = meshes.layout.pipeline > 1 and not frees
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not kept)
+            module.set_unshard_in_backward(kept)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -90,4 +90,5 @@ class Meshes:
     @property
     def reports_loss(self) -> bool:
         """Whether this rank's sums of losses and tokens count: those of other ranks are copies, or none at all."""
-        return self.at["tensor"] == 0 and self.at["pipeline"] == self.layout.pipeline - 1
+        last = self.layout.rank_of_stage(self.layout.num_stages - 1)
+        return self.at["tensor"] == 0 and self.at["pipeline"] == last

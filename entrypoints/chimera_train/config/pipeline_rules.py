@@ -1,0 +1,63 @@
+"""What a pipeline asks of the other sections of a recipe."""
+
+from __future__ import annotations
+
+from .model import ModelConfig
+from .parallel import ParallelConfig
+from .problem import Problem
+from .train import TrainConfig
+
+
+def pipeline_problems(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> list[Problem]:
+    if parallel.pipeline_parallel == 1:
+        return []
+    problems = []
+    per_rank = parallel.resolved_stages_per_rank
+    num_stages = parallel.pipeline_parallel * per_rank
+    if num_stages > model.num_layers:
+        problems.append(
+            Problem(
+                "parallel.pipeline_parallel",
+                f"{parallel.pipeline_parallel} ranks × {per_rank} stages = {num_stages} stages for "
+                f"model.num_layers={model.num_layers}",
+                f"use at most {model.num_layers // per_rank}, or fewer parallel.stages_per_rank",
+            )
+        )
+    if parallel.schedule.splits_backward:
+        problems += _split_backward_problems(parallel, train)
+    return problems
+
+
+def _split_backward_problems(parallel: ParallelConfig, train: TrainConfig) -> list[Problem]:
+    """A schedule that splits backward goes through a graph twice: for the gradients of activations, then for those of
+    weights. What frees or replaces something after the first time is not there for the second.
+    """
+    schedule = f"parallel.pipeline_schedule={parallel.pipeline_schedule}"
+    others = "or parallel.pipeline_schedule=interleaved_1f1b"
+    problems = []
+    if parallel.frees_after_forward:
+        problems.append(
+            Problem(
+                "parallel.reshard_after_forward",
+                f"true with {schedule}: the weights that a stage's forward used are gone when their gradients are "
+                "computed, and torch leaves those gradients out without an error",
+                f"set parallel.reshard_after_forward=false, {others}",
+            )
+        )
+    if train.activation_checkpointing == "selective":
+        problems.append(
+            Problem(
+                "train.activation_checkpointing",
+                f"selective with {schedule}: what it kept is gone after the first part of backward, and torch raises",
+                f"use none or full, {others}",
+            )
+        )
+    if train.compile:
+        problems.append(
+            Problem(
+                "train.compile",
+                f"true with {schedule}: a compiled block has one backward, which cannot run in two parts",
+                f"set train.compile=false, {others}",
+            )
+        )
+    return problems
