@@ -145,6 +145,16 @@ def test_windows_of_some_layers_are_read_where_they_are_of_all_or_none():
     assert model_of(config | {"layer_types": ["full_attention"] * 28}).sliding_window is None
 
 
+def test_null_means_what_transformers_takes_it_for():
+    model = model_of(LLAMA | {"num_key_value_heads": None, "head_dim": None, "rope_scaling": None})
+    assert (model.num_kv_heads, model.attention_head_dim, model.rope_scaling) == (32, 128, None)
+    one_group = model_of(DEEPSEEK | {"n_group": 1, "topk_group": 1, "q_lora_rank": None})
+    assert (one_group.num_expert_groups, one_group.expert_groups_per_token) == (0, 0)
+    assert one_group.latent_attention is not None
+    assert one_group.latent_attention.q_lora_rank is None
+    assert one_group.validate() == []
+
+
 def test_a_model_that_no_architecture_computes_says_what_is_in_the_way():
     model = replace(MODELS["qwen3"], attention_bias=True)
     with pytest.raises(ValueError, match=r"Qwen\dForCausalLM cannot have model\.\w+=True$"):

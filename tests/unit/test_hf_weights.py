@@ -66,6 +66,33 @@ def test_any_box_of_any_tensor_is_that_of_the_whole(tmp_path, kind, fused):
             assert torch.equal(local, part.double()), (name, box)
 
 
+def test_ranks_together_read_every_byte_once(tmp_path, monkeypatch):
+    config, ranks, read = MODELS["qwen3 moe"], 3, []
+    ours = write(tmp_path, config)
+
+    class Counting:
+        def __init__(self, box):
+            self.box = box
+
+        def __getitem__(self, where):
+            found = self.box[where]
+            read.append(found.numel())
+            return found
+
+    original = HfReader._slice
+    monkeypatch.setattr(HfReader, "_slice", lambda self, tensor: Counting(original(self, tensor)))
+    shares = []
+    for rank in range(ranks):
+        reader, before = HfReader(WeightsFolder(tmp_path), config), sum(read)
+        for name, whole in ours.items():
+            part = whole.tensor_split(ranks)[rank]
+            start = sum(len(other) for other in whole.tensor_split(ranks)[:rank])
+            reader.fill(Shard(name, tuple(whole.shape), (start,) + (0,) * (whole.ndim - 1), torch.empty_like(part)))
+        shares.append(sum(read) - before)
+    assert sum(shares) == sum(tensor.numel() for tensor in ours.values())
+    assert max(shares) < 1.05 * min(shares)
+
+
 Q, GATE = "model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"
 
 

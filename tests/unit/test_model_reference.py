@@ -50,6 +50,7 @@ MODELS = {
     "llama 3, wide heads": ModelConfig(**TINY, head_dim=16, rope_theta=10_000.0),
     "llama, linear rope": ModelConfig(**TINY, rope_scaling=RopeScaling(type="linear", factor=4.0)),
     "llama, yarn": ModelConfig(**TINY, rope_scaling=replace(YARN, beta_fast=8.0, truncate=False)),
+    "llama, yarn of one border": ModelConfig(**TINY, rope_scaling=replace(YARN, beta_fast=1.0)),
     "mistral": ModelConfig(**TINY, rope_theta=1e4, sliding_window=24),
     "qwen2": ModelConfig(**TINY, attention_bias=True, rope_theta=1e6),
     "qwen2, window": ModelConfig(**TINY, attention_bias=True, sliding_window=24),

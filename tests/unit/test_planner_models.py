@@ -17,7 +17,15 @@ from chimera_sm.planner.reliability import failure_rate_per_h, reclaim_rate_per_
 from chimera_sm.planner.segments import split
 from chimera_sm.planner.step_time import bubble_share
 from chimera_sm.recipe.compose import compose
-from chimera_train.config import MeshLayout, ModelConfig, ParallelConfig, batch_plan, layout, num_parameters
+from chimera_train.config import (
+    LatentAttention,
+    MeshLayout,
+    ModelConfig,
+    ParallelConfig,
+    batch_plan,
+    layout,
+    num_parameters,
+)
 
 MODEL = ModelConfig(
     name="m", vocab_size=1024, hidden_size=256, intermediate_size=512, num_layers=24, num_heads=8, num_kv_heads=8
@@ -26,12 +34,19 @@ MOE = dataclasses.replace(MODEL, num_experts=8, experts_per_token=2)
 DEEPSEEK = dataclasses.replace(
     MOE, expert_intermediate_size=128, num_shared_experts=1, num_dense_layers=3, router_scoring="sigmoid"
 )
+WIDER = dataclasses.replace(MODEL, attention_bias=True, qk_norm=True)
+LATENT = dataclasses.replace(
+    DEEPSEEK,
+    latent_attention=LatentAttention(
+        q_lora_rank=96, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=24
+    ),
+)
 TIED = dataclasses.replace(MODEL, tie_embeddings=True)
 powers = st.sampled_from([1, 2, 4, 8])
 
 
 @given(
-    model=st.sampled_from([MODEL, MOE, DEEPSEEK, dataclasses.replace(MODEL, tie_embeddings=True)]),
+    model=st.sampled_from([MODEL, MOE, DEEPSEEK, WIDER, LATENT, dataclasses.replace(MODEL, tie_embeddings=True)]),
     sharded=powers,
     expert=powers,
 )

@@ -183,6 +183,8 @@ class _Reader:
             self.defaults["num_key_value_heads"] = self.config["num_attention_heads"]
         section = {field: self.take(key) for field, key in (COMMON_KEYS | dict(architecture.keys)).items()}
         section |= dict(architecture.implied)
+        if section["num_kv_heads"] is None:
+            section["num_kv_heads"] = section["num_heads"]
         self._check_fixed(architecture)
         section |= self._rope(section)
         if architecture.window is not None:

@@ -87,14 +87,12 @@ class RopeScaling:
                 )
         if self.factor < 1:
             problems.append(Problem("model.rope_scaling.factor", f"{self.factor} is below 1", "null does not scale"))
-        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-            if not 0 < getattr(self, low) < getattr(self, high):
-                problems.append(
-                    Problem(
-                        f"model.rope_scaling.{low}",
-                        f"{getattr(self, low)} is not between 0 and {high}={getattr(self, high)}",
-                    )
-                )
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            message = f"{self.low_freq_factor} is not between 0 and high_freq_factor={self.high_freq_factor}"
+            problems.append(Problem("model.rope_scaling.low_freq_factor", message))
+        if not 0 < self.beta_slow <= self.beta_fast:
+            message = f"{self.beta_slow} is not above 0 and up to beta_fast={self.beta_fast}"
+            problems.append(Problem("model.rope_scaling.beta_slow", message))
         if self.original_max_position_embeddings < 1:
             problems.append(
                 Problem(
