@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from chimera_sm.catalog import UnknownInstance, offered
 from chimera_sm.planner.types import DiskBudget
 from chimera_sm.recipe.schema import LOCAL
-from chimera_train.config.mesh import SUPPORTED_AXES
 
 from .registry import Context, Said, plan_rule
 
@@ -95,19 +94,6 @@ def instance_offered(context: Context) -> Iterator[Said]:
                 f"{choice.type} is not offered in {region}, as far as the catalogue knows",
                 "choose another env.region or instances",
                 where=f"instances.fallbacks[{number - 1}].type" if number else "",
-            )
-
-
-@plan_rule("trainer_support", "parallel", severity="warning", blocks_submit=True)
-def trainer_support(context: Context) -> Iterator[Said]:
-    """What the trainer in the bundle refuses to run; a dry run may plan it all the same."""
-    for axis in ("pipeline", "context", "tensor", "expert"):
-        degree = getattr(context.plan.layout, axis)
-        if degree > 1 and axis not in SUPPORTED_AXES:
-            yield Said(
-                f"{degree}: the container would refuse it; its trainer runs {', '.join(SUPPORTED_AXES)} only",
-                f"set parallel.{axis}_parallel=1",
-                where=f"parallel.{axis}_parallel",
             )
 
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 from chimera_sm import catalog
 from chimera_sm.recipe.schema import Recipe
 from chimera_train.config import MeshLayout
-from chimera_train.config.mesh import AXES, SUPPORTED_AXES
 
 from .coefficients import coefficient, has_scope
 
 
 def notes(recipe: Recipe, mesh: MeshLayout, machine: catalog.Instance | None) -> tuple[str, ...]:
     """Assumptions behind the numbers, each a sentence; `machine` is None on this machine."""
-    found = []
-    beyond = [axis for axis in (*AXES, "expert") if axis not in SUPPORTED_AXES and getattr(mesh, axis) > 1]
-    if beyond:
-        found.append(
-            f"The plan uses the axes {', '.join(beyond)}; the trainer of this version runs "
-            f"{', '.join(SUPPORTED_AXES)} only, and its workers refuse the others."
-        )
+    found: list[str] = []
     if machine is None:
         return tuple(found)
     region, kind = recipe.env.region, recipe.capacity.kind

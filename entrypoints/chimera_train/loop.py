@@ -16,7 +16,7 @@ from .evaluation import Evaluator
 from .initial_weights import folder_of, load_initial_weights
 from .model import initialize
 from .optim import build_optimizer, learning_rate, set_learning_rate
-from .parallel import Meshes, RouterBias, build_model, check_supported
+from .parallel import Meshes, RouterBias, build_model
 from .reporter import Reporter
 from .signals import StopRequest
 from .step import StepResult, finish_gradients, forward_backward
@@ -33,7 +33,6 @@ class Trainer:
         mesh_layout = layout(
             recipe.parallel, hosts=recipe_file.layout.hosts, workers_per_host=recipe_file.layout.workers_per_host
         )
-        check_supported(mesh_layout)
         self.recipe, self.worker, self.root = recipe, worker, root
         self.plan = batch_plan(recipe.train, mesh_layout)
         self.loader = Loader(
@@ -56,6 +55,8 @@ class Trainer:
 
         self.meshes = Meshes(mesh_layout, worker.device.type)
         self.model = build_model(recipe, self.meshes, worker.device)
+        if recipe.data.separate_documents:
+            self.model.sequence.end_of_document = self.loader.dataset.info.eod_id
         self.optimizer = build_optimizer(self.model, recipe, self.meshes)
         self.router_bias = RouterBias(self.model, recipe.model, self.meshes)
 

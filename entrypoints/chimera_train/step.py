@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .config import OptimConfig, TrainRecipe
 from .loss import IGNORE_INDEX
 from .model import Decoder
+from .model.sequence import to_device
 from .optim import clip_factor, local_grad_norm_squared, scale_gradients, sum_over_tensor
 from .parallel import Meshes, Pipeline, set_gradient_sync
 
@@ -54,39 +55,30 @@ def forward_backward(
     device.
     """
     if isinstance(model, Pipeline):
-        tokens = to_device(np.concatenate(micro_batches), device)
-        inputs, labels = tokens[:, :-1], tokens[:, 1:]
-        rows = model.forward_backward(inputs.clamp(min=0), labels, len(micro_batches))
-        return sums_by_source(rows, labels, source_ids, num_sources)
+        inputs = model.sequence.feed(np.concatenate(micro_batches), device)
+        rows_B = model.forward_backward(inputs.tokens_BS, inputs.labels_BS, len(micro_batches))
+        return sums_by_source(rows_B, inputs.labels_BS, source_ids, num_sources)
     sums = torch.zeros(num_sources, 2, dtype=torch.float64, device=device)
     for index, micro_batch in enumerate(micro_batches):
-        tokens = to_device(micro_batch, device)
+        inputs = model.sequence.feed(micro_batch, device)
         set_gradient_sync(model, recipe, last_micro_batch=index == len(micro_batches) - 1)
-        inputs, labels = tokens[:, :-1], tokens[:, 1:]
-        # As an input, what is no label stands for token 0.
-        loss = model(inputs.clamp(min=0), labels)
+        loss = model(inputs.tokens_BS, inputs.labels_BS, inputs.documents)
         loss.total.backward()
         rows = len(micro_batch)
         sources_B = None if source_ids is None else source_ids[index * rows : (index + 1) * rows]
-        sums += sums_by_source(loss.rows_B, labels, sources_B, num_sources)
+        sums += sums_by_source(loss.rows_B, inputs.labels_BS, sources_B, num_sources)
     return sums
 
 
 def forward_only(model: Decoder | Pipeline, micro_batch: np.ndarray, device: torch.device) -> Tensor:
     """The sum of cross-entropies and the count of valid tokens of one micro-batch, without gradients; float64 [2]."""
-    tokens = to_device(micro_batch, device)
-    inputs, labels = tokens[:, :-1].clamp(min=0), tokens[:, 1:]
+    inputs = model.sequence.feed(micro_batch, device)
     if isinstance(model, Pipeline):
-        return sums_by_source(model.forward_only(inputs, labels, num_micro_batches=1), labels)[0]
+        rows = model.forward_only(inputs.tokens_BS, inputs.labels_BS, num_micro_batches=1)
+        return sums_by_source(rows, inputs.labels_BS)[0]
     with torch.no_grad():
-        loss = model(inputs, labels)
-    return sums_by_source(loss.rows_B, labels)[0]
-
-
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy that the host does not wait for."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+        loss = model(inputs.tokens_BS, inputs.labels_BS, inputs.documents)
+    return sums_by_source(loss.rows_B, inputs.labels_BS)[0]
 
 
 def sums_by_source(

@@ -7,6 +7,7 @@ pytest still reports each.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,6 +57,7 @@ MODELS = {
             q_lora_rank=10, kv_lora_rank=9, qk_nope_head_dim=5, qk_rope_head_dim=4, v_head_dim=7
         ),
     ),
+    "window": replace(DENSE, sliding_window=5),
     # Three experts: with four ranks, one holds no row of the router.
     "moe": replace(DENSE, num_experts=3, experts_per_token=2, router_aux_loss_coefficient=0.05),
     "moe of 4": replace(DENSE, num_experts=4, experts_per_token=2, router_aux_loss_coefficient=0.05),
@@ -94,6 +96,8 @@ class Row:
     micro_batch_size: int = 1
     masked: bool = False
     """Labels left out, unequally over the sequences."""
+    documents: bool = False
+    """Attention inside documents only."""
     parallel: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
     param_dtype: str = "float32"
@@ -105,6 +109,8 @@ ROWS = [
     Row("one process, whole batch", 1, micro_batch_size=8),
     Row("one process, unequal tokens", 1, masked=True, micro_batch_size=2),
     Row("one process, bf16", 1, param_dtype="bfloat16", tolerance=3e-2),
+    Row("one process, window", 1, model="window", micro_batch_size=4),
+    Row("one process, documents", 1, documents=True, masked=True, micro_batch_size=4),
     Row("fsdp 2, 50 steps", 2, steps=50),
     Row("fsdp 2, no accumulation", 2, micro_batch_size=4),
     Row("fsdp 2, deferred sync", 2, parallel={"defer_gradient_sync": True}),
@@ -151,20 +157,26 @@ def recipe_of(row: Row) -> TrainRecipe:
             sequence_length=SEQUENCE,
             **row.train,
         ),
-        data=DataConfig(name="none"),
+        data=DataConfig(name="none", separate_documents=row.documents),
         optim=OptimConfig(learning_rate=3e-3, warmup_steps=2, max_grad_norm=0.5),
         precision=PrecisionConfig(name="p", param_dtype=row.param_dtype),
         checkpoint=CheckpointConfig(interval_steps=0),
     )
 
 
-def global_batch(step: int, masked: bool) -> np.ndarray:
+END_OF_DOCUMENT = 2
+
+
+def global_batch(step: int, masked: bool, documents: bool = False) -> np.ndarray:
     """Int64 [GLOBAL_BATCH, SEQUENCE + 1] that can be learned: each token follows from the one before."""
     random = np.random.default_rng(step)
     tokens = np.empty((GLOBAL_BATCH, SEQUENCE + 1), dtype=np.int64)
     tokens[:, 0] = random.integers(0, VOCAB, GLOBAL_BATCH)
     for position in range(SEQUENCE):
         tokens[:, position + 1] = (tokens[:, position] * 3 + random.integers(0, 2, GLOBAL_BATCH)) % VOCAB
+    if documents:  # of 1 to 16 tokens, one to three in a sequence
+        for sequence in range(GLOBAL_BATCH):
+            tokens[sequence, [sequence, (3 * sequence + 5) % SEQUENCE]] = END_OF_DOCUMENT
     if masked:
         for sequence in range(GLOBAL_BATCH):
             tokens[sequence, SEQUENCE + 1 - 2 * sequence :] = IGNORE_INDEX
@@ -196,13 +208,15 @@ def run_row(row: Row) -> Curve:
     data_rank = mesh_layout.data_rank(torch.distributed.get_rank())
     plan = batch_plan(recipe.train, mesh_layout)
     model, meshes = parallelized(recipe, mesh_layout)
+    if row.documents:
+        model.sequence.end_of_document = END_OF_DOCUMENT
     initialize(model, recipe.train.seed)
     optimizer = build_optimizer(model, recipe, meshes)
     router_bias = RouterBias(model, recipe.model, meshes)
     curve = Curve({n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}, [], [], {})
     share = GLOBAL_BATCH // plan.data_parallel_size
     for step in range(1, row.steps + 1):
-        mine = global_batch(step, row.masked)[data_rank * share : (data_rank + 1) * share]
+        mine = global_batch(step, row.masked, row.documents)[data_rank * share : (data_rank + 1) * share]
         micro_batches = np.split(mine, plan.accumulation_steps)
         sums = forward_backward(model, recipe, micro_batches, torch.device("cpu"))
         result = finish_gradients(model, recipe.optim, sums, meshes, step=step)
@@ -232,9 +246,17 @@ def launched(ranks: int) -> list[dict[str, Curve]]:
     return run_distributed(run_rows, ranks, [row for row in ROWS if row.ranks == ranks], timeout_s=240)
 
 
+def texts(sequence: torch.Tensor, documents: bool) -> list[torch.Tensor]:
+    """The sequence, or its documents, each with the label of its last token."""
+    ends = (sequence[:-1] == END_OF_DOCUMENT).nonzero().flatten().tolist() if documents else []
+    borders = sorted({0, *(end + 1 for end in ends), SEQUENCE})
+    return [sequence[start : end + 1] for start, end in itertools.pairwise(borders)]
+
+
 @functools.cache
-def reference(model_name: str, steps: int, masked: bool) -> Curve:
-    """One process, torch's own loss, clipping and plain AdamW, in float32; biases of routers as the paper has them."""
+def reference(model_name: str, steps: int, masked: bool, documents: bool) -> Curve:
+    """One process, torch's own loss, clipping and plain AdamW, in float32, a document at a time; biases of routers as
+    the paper has them."""
     recipe = recipe_of(Row("reference", 1, model=model_name, steps=steps, masked=masked))
     model = Decoder(recipe.model)
     initialize(model, recipe.train.seed)
@@ -259,11 +281,11 @@ def reference(model_name: str, steps: int, masked: bool) -> Curve:
             loads[mixture] = torch.zeros(recipe.model.num_experts)
             mixture.router.register_forward_hook(functools.partial(_count_choices, mixture, loads[mixture]))
     for step in range(1, steps + 1):
-        tokens = torch.from_numpy(global_batch(step, masked))
+        tokens = torch.from_numpy(global_batch(step, masked, documents))
         num_tokens = (tokens[:, 1:] != IGNORE_INDEX).sum()
         loss = torch.zeros(())
-        for sequence in tokens:
-            inputs, labels = sequence[None, :-1].clamp(min=0), sequence[None, 1:]
+        for text in (text for sequence in tokens for text in texts(sequence, documents)):
+            inputs, labels = text[None, :-1].clamp(min=0), text[None, 1:]
             cross_entropy = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten(), reduction="sum")
             # The load-balancing loss is a matter of each micro-batch, which is a sequence in the rows with experts.
             total = model(inputs, labels).total if recipe.model.num_experts else cross_entropy
@@ -299,7 +321,7 @@ def test_parity(row: Row):
 
 def compare(row: Row, ranks: list[Curve]) -> None:
     """Assert that all ranks together computed what one process does."""
-    expected = reference(row.model, row.steps, row.masked)
+    expected = reference(row.model, row.steps, row.masked, row.documents)
     whole = Curve({}, ranks[0].losses, ranks[0].norms, {})
     for curve in ranks:
         assert (curve.losses, curve.norms) == (whole.losses, whole.norms), "ranks disagree"
@@ -321,7 +343,7 @@ def compare(row: Row, ranks: list[Curve]) -> None:
 
 
 def test_the_reference_learns_and_clips():
-    curve = reference("dense", 50, False)
+    curve = reference("dense", 50, False, False)
     assert curve.losses[-1] < 0.6 * curve.losses[0]
     assert curve.norms[0] > 0.5
 

@@ -355,10 +355,3 @@ def test_compiling_without_a_compiler_is_one_line(root):
     assert codes == [1], outputs
     assert "error: train.compile: compiling needs a C++ compiler, and this machine has none" in outputs[0]
     assert "Traceback" not in outputs[0]
-
-
-def test_an_axis_that_the_trainer_lacks_is_named(root):
-    codes, outputs = run(root, recipe_file(workers=2, parallel={"pipeline_parallel": 2}))
-    assert codes == [1, 1]
-    assert "parallel.pipeline_parallel: 2, but this trainer runs data_parallel, fully_sharded," in outputs[0]
-    assert "Traceback" not in outputs[0]

@@ -6,7 +6,6 @@ import pytest
 
 from chimera_train.config import (
     CheckpointConfig,
-    ConfigError,
     DataConfig,
     LatentAttention,
     ModelConfig,
@@ -15,10 +14,9 @@ from chimera_train.config import (
     PrecisionConfig,
     TrainConfig,
     TrainRecipe,
-    layout,
 )
+from chimera_train.config.context import context_problems
 from chimera_train.config.tensor import tensor_problems
-from chimera_train.parallel import check_supported
 
 EXPERTS = ModelConfig(
     name="m",
@@ -59,14 +57,6 @@ def test_experts_want_rows_of_16_bytes(key):
     assert not replace(EXPERTS, num_experts=0, experts_per_token=0, **{key: 68}).validate()
 
 
-@pytest.mark.parametrize("axis", ["context"])
-def test_axes_that_the_trainer_lacks_are_named(axis):
-    degrees = layout(ParallelConfig(**{f"{axis}_parallel": 2}), hosts=2, workers_per_host=2)
-    with pytest.raises(ConfigError, match=f"^parallel.{axis}_parallel: 2, but this trainer runs pipeline,"):
-        check_supported(degrees)
-    check_supported(layout(ParallelConfig(data_parallel=2), hosts=2, workers_per_host=2))
-
-
 SPLIT = ModelConfig(
     name="m", vocab_size=64, hidden_size=48, intermediate_size=96, num_layers=1, num_heads=8, num_kv_heads=4
 )
@@ -98,3 +88,37 @@ def test_tensor_parallel_is_told_the_degrees_that_divide_every_size():
     train = TrainConfig(num_steps=1, global_batch_size=1, micro_batch_size=1, sequence_length=32)
     (problem,) = tensor_problems(SPLIT, ParallelConfig(tensor_parallel=3), train)
     assert problem.fix == "use one of [1, 2, 4]"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "data", "model", "broken"),
+    [
+        ({"context_parallel": 2}, {}, {}, None),
+        ({"context_parallel": 3}, {}, {}, ("parallel.context_parallel", "6 does not divide")),
+        ({"context_parallel": 8, "tensor_parallel": 4}, {}, {}, ("parallel.context_parallel", "64 does not divide")),
+        ({"context_parallel": 4, "context_backend": "ulysses"}, {}, {}, None),
+        ({"context_parallel": 8, "context_backend": "ulysses"}, {}, {}, ("parallel.context_backend", "num_kv_heads=4")),
+        ({"context_parallel": 8, "context_backend": "ulysses"}, {}, {"latent_attention": LATENT}, None),
+        ({"context_parallel": 2, "context_backend": "ring"}, {}, {"sliding_window": 32}, None),
+        ({"context_parallel": 2, "context_backend": "ring"}, {}, {"sliding_window": 31},
+         ("parallel.context_backend", "model.sliding_window")),
+        ({"context_parallel": 2, "context_backend": "ring"}, {"separate_documents": True}, {},
+         ("parallel.context_backend", "data.separate_documents")),
+        ({"context_parallel": 2}, {"separate_documents": True}, {"sliding_window": 4}, None),
+        ({"pipeline_parallel": 2}, {"separate_documents": True}, {}, ("data.separate_documents", "hand on")),
+        ({"context_backend": "ring"}, {}, {}, ("parallel.context_backend", "would be ignored")),
+    ],
+)  # fmt: skip
+def test_context_parallel_and_documents_say_what_they_cannot_do(parallel, data, model, broken):
+    problems = context_problems(
+        replace(SPLIT, **model),
+        ParallelConfig(**parallel),
+        TrainConfig(num_steps=1, global_batch_size=1, micro_batch_size=1, sequence_length=32),
+        DataConfig(name="d", **data),
+    )
+    if broken is None:
+        assert problems == []
+    else:
+        ((key, text),) = [(p.key, p.message) for p in problems]
+        assert key == broken[0]
+        assert broken[1] in text

@@ -23,6 +23,9 @@ class DataConfig:
     """Folder of the shards inside the channel."""
     shuffle: bool = True
     """False: samples in the order of the corpus."""
+    separate_documents: bool = False
+    """Attention stays inside a document, and positions start again at each. False: a sequence is one text, and a token
+    sees the documents before its own. The loss is of the same tokens either way."""
     prefetch_batches: int = 4
     """Micro-batches that one background thread reads ahead; 0 reads in the step itself."""
 

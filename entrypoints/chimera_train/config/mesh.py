@@ -15,8 +15,6 @@ from .problem import Problem, divisors
 from .schedules import SCHEDULES, PipelineSchedule
 
 AXES = ("pipeline", "data_parallel", "fully_sharded", "context", "tensor")
-SUPPORTED_AXES = ("pipeline", "data_parallel", "fully_sharded", "tensor", "expert")
-"""Axes that the trainer runs at a degree above 1. A plan may have others; a worker refuses them."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .problem import Problem
 from .schedules import SCHEDULES, PipelineSchedule, Schedule
+
+ContextBackend = Literal["all_gather", "ulysses", "ring"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,13 @@ class ParallelConfig:
     """Stays inside a host."""
     pipeline_parallel: int = 1
     context_parallel: int = 1
+    """Ranks that share every sequence, each with two pieces of it: 2 × context_parallel × tensor_parallel divides
+    train.sequence_length."""
+    context_backend: ContextBackend = "all_gather"
+    """How attention crosses the ranks of a sequence; the results are the same. all_gather: every rank gathers all keys
+    and values, which are few with grouped-query attention; works with everything. ulysses: an all-to-all of heads for
+    tokens, less traffic where there are as many heads of keys as of queries; heads must divide. ring: keys and values
+    pass from rank to rank, the least memory for the longest sequences; no sliding window, no separate documents."""
     expert_parallel: int = 1
     pipeline_schedule: PipelineSchedule = "1f1b"
     """interleaved_1f1b has less idle time than 1f1b, and more traffic. The last three split backward in two and idle

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .checkpoint import CheckpointConfig
+from .context import context_problems
 from .data import DataConfig
 from .evaluation import EvaluationConfig
 from .hf_architectures import architecture_of
@@ -75,14 +76,7 @@ class TrainRecipe:
             )
         problems += tensor_problems(model, parallel, train)
         problems += pipeline_problems(model, parallel, train)
-        if train.sequence_length % (2 * parallel.context_parallel) and parallel.context_parallel > 1:
-            problems.append(
-                Problem(
-                    "parallel.context_parallel",
-                    f"2 × {parallel.context_parallel} does not divide train.sequence_length={train.sequence_length}",
-                    "head-tail balancing cuts a sequence into twice as many pieces",
-                )
-            )
+        problems += context_problems(model, parallel, train, self.data)
         if parallel.expert_parallel > 1 and (model.num_experts == 0 or model.num_experts % parallel.expert_parallel):
             problems.append(
                 Problem(

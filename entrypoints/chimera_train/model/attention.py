@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .attention_core import CausalAttention
+from .flash import Segments
 from .local import Linear
 from .rope import apply_rope
 
@@ -29,7 +30,9 @@ class Attention(nn.Module):
         self.o_proj = Linear(width, config.hidden_size, bias=False)
         self.core = CausalAttention(config.sliding_window)
 
-    def forward(self, x_BSD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(
+        self, x_BSD: Tensor, cosine: Tensor, sine: Tensor, segments: tuple[Segments, ...] | None = None
+    ) -> Tensor:
         q_BSHC, k_BSKC, v_BSKC = (
             projection(x_BSD).unflatten(-1, (-1, self.head_dim))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -38,4 +41,4 @@ class Attention(nn.Module):
             q_BSHC, k_BSKC = self.q_norm(q_BSHC), self.k_norm(k_BSKC)
         q_BHSC = apply_rope(q_BSHC.transpose(1, 2), cosine, sine)
         k_BKSC = apply_rope(k_BSKC.transpose(1, 2), cosine, sine)
-        return self.o_proj(self.core(q_BHSC, k_BKSC, v_BSKC.transpose(1, 2)).transpose(1, 2).flatten(2))
+        return self.o_proj(self.core(q_BHSC, k_BKSC, v_BSKC.transpose(1, 2), segments).transpose(1, 2).flatten(2))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .flash import Segments, flash_attention
 
 
 class CausalAttention(nn.Module):
@@ -19,14 +20,15 @@ class CausalAttention(nn.Module):
         self.window = window
         self.scale = scale
 
-    def forward(self, q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor) -> Tensor:
-        grouped, length = q_BHSC.shape[1] != k_BKSC.shape[1], q_BHSC.shape[2]
-        if self.window is None or length <= self.window:
+    def forward(
+        self, q_BHSC: Tensor, k_BKSC: Tensor, v_BKSC: Tensor, segments: tuple[Segments, ...] | None = None
+    ) -> Tensor:
+        """`segments`: the documents inside which attention stays, one cut for each piece of a sequence that this rank
+        has; None: attention crosses them."""
+        if segments is None and (self.window is None or q_BHSC.shape[2] <= self.window):
+            grouped = q_BHSC.shape[1] != k_BKSC.shape[1]
             return F.scaled_dot_product_attention(
                 q_BHSC, k_BKSC, v_BKSC, is_causal=True, scale=self.scale, enable_gqa=grouped
             )
-        seen_SS = torch.ones(length, length, dtype=torch.bool, device=q_BHSC.device)
-        seen_SS = seen_SS.tril().triu(1 - self.window)
-        return F.scaled_dot_product_attention(
-            q_BHSC, k_BKSC, v_BKSC, attn_mask=seen_SS, scale=self.scale, enable_gqa=grouped
-        )
+        (whole,) = segments or (None,)
+        return flash_attention(q_BHSC, k_BKSC, v_BKSC, whole, window=self.window, scale=self.scale)

@@ -8,8 +8,6 @@ Shapes, by suffix: B sequences, S tokens a sequence, D hidden size, F width of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,10 +17,12 @@ from ..config.stages import Stage, whole
 from ..loss import IGNORE_INDEX, LossSum, chunked_cross_entropy, whole_vocabulary
 from .attention import Attention
 from .feed_forward import FeedForward
+from .flash import Segments
 from .latent_attention import MultiHeadLatentAttention
 from .local import local, sharing_group
 from .moe import MixtureOfExperts
 from .rope import rope_table
+from .sequence import Documents, WholeSequence
 
 
 class Block(nn.Module):
@@ -39,10 +39,17 @@ class Block(nn.Module):
             else FeedForward(config.hidden_size, config.intermediate_size)
         )
 
-    def forward(self, x_BSD: Tensor, cosine: Tensor, sine: Tensor, balance_weight: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x_BSD: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        balance_weight: Tensor | None,
+        segments: tuple[Segments, ...] | None = None,
+    ) -> Tensor:
         """The residual stream. `balance_weight`: scalar, weight of this layer's load-balancing loss; None: no such loss
-        (dense, or no training)."""
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cosine, sine)
+        (dense, or no training). `segments`: the documents in which attention stays; None: it crosses them."""
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cosine, sine, segments)
         normed_BSD = self.feed_forward_norm(x_BSD)
         if isinstance(self.feed_forward, MixtureOfExperts):
             return x_BSD + self.feed_forward(normed_BSD, balance_weight)
@@ -82,11 +89,6 @@ def _logits_or_loss(x_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor | None, 
     return logits_BSV if group is None else whole_vocabulary(logits_BSV, group)
 
 
-def consecutive_positions(length: int, device: torch.device) -> Tensor:
-    """Of a sequence that stands whole on this rank."""
-    return torch.arange(length, device=device)
-
-
 class Decoder(nn.Module):
     """The whole model, or one stage of it. Parameter names are those of checkpoints, whatever the parallelism.
 
@@ -99,8 +101,8 @@ class Decoder(nn.Module):
         self.config = config
         self.stage = stage
         self.loss_chunk_tokens = loss_chunk_tokens
-        self.positions: Callable[[int, torch.device], Tensor] = consecutive_positions
-        """(tokens of a sequence on this rank, device) → their positions in the sequence, int64 [S]."""
+        self.sequence = WholeSequence()
+        """Which tokens of every sequence this rank has, and so what it is fed."""
         self.sequence_split = 1
         """Ranks over which the hidden states between blocks are split along S; what is not split is the tokens."""
         tied_copy = stage.last and config.tie_embeddings  # a stage of its own has the matrix for the output alone
@@ -109,19 +111,26 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps) if stage.last else None
         self.head = Head(config) if stage.last and not config.tie_embeddings else None
 
-    def forward(self, x: Tensor, labels_BS: Tensor | None = None) -> Tensor | LossSum:
+    def forward(
+        self, x: Tensor, labels_BS: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor | LossSum:
         """The first stage takes tokens [B, S], later ones the hidden states [B, S, D] of the stage before. The last
         gives logits [B, S, V] without labels, and with labels (the token that follows each position, or -100 for none)
-        the loss summed over them; earlier ones give hidden states."""
+        the loss summed over them; earlier ones give hidden states. With `documents`, attention and positions stay
+        inside of each."""
         if self.stage.first:
             assert self.embedding is not None
             length, x_BSD = x.shape[1], self.embedding(x)
         else:
             length, x_BSD = x.shape[1] * self.sequence_split, x
-        cosine, sine = rope_table(self.config, self.positions(length, x.device))
+        if documents is None:
+            positions, segments = self.sequence.positions(length, x.device), None
+        else:
+            positions, segments = documents.positions_BS[:, None], documents.segments  # the same for all heads
+        cosine, sine = rope_table(self.config, positions)
         balance_weight = self._balance_weight(labels_BS)
         for block in self.layers.values():
-            x_BSD = block(x_BSD, cosine, sine, balance_weight)
+            x_BSD = block(x_BSD, cosine, sine, balance_weight, segments)
         if not self.stage.last:
             return x_BSD
         assert self.norm is not None

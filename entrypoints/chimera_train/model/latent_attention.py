@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .attention_core import CausalAttention
+from .flash import Segments
 from .local import Linear
 from .rope import apply_rope_to_neighbours
 
@@ -42,7 +43,9 @@ class MultiHeadLatentAttention(nn.Module):
         scale = latent.qk_head_dim**-0.5 * (scaling.softmax_scale if scaling is not None else 1.0)
         self.core = CausalAttention(config.sliding_window, scale)
 
-    def forward(self, x_BSD: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(
+        self, x_BSD: Tensor, cosine: Tensor, sine: Tensor, segments: tuple[Segments, ...] | None = None
+    ) -> Tensor:
         latent = self.latent
         if self.q_a_proj is not None and self.q_a_norm is not None:
             q_BSF = self.q_b_proj(self.q_a_norm(self.q_a_proj(x_BSD)))
@@ -61,4 +64,4 @@ class MultiHeadLatentAttention(nn.Module):
         k_turned = apply_rope_to_neighbours(k_turned_BSC[:, None], cosine, sine).expand(-1, k_plain.shape[1], -1, -1)
         q_BHSC = torch.cat((q_plain, apply_rope_to_neighbours(q_turned, cosine, sine)), dim=-1)
         k_BHSC = torch.cat((k_plain, k_turned), dim=-1)
-        return self.o_proj(self.core(q_BHSC, k_BHSC, v_BHSC).transpose(1, 2).flatten(2))
+        return self.o_proj(self.core(q_BHSC, k_BHSC, v_BHSC, segments).transpose(1, 2).flatten(2))

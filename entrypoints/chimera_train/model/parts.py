@@ -21,6 +21,7 @@ class ModelParts(nn.Module):
         super().__init__()
         self.parts = tuple(parts)  # a tuple, which does not register them: their modules are registered below
         self.config = parts[0].config
+        self.sequence = parts[0].sequence
         first, last = parts[0], parts[-1]  # a rank's stages are in order
         self.embedding = first.embedding if first.stage.first else None
         self.layers = nn.ModuleDict({number: block for part in parts for number, block in part.layers.items()})

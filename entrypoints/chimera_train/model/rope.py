@@ -52,11 +52,11 @@ def _kept_by_channel(theta: float, scaling: RopeScaling, exponents: Tensor) -> T
     return 1 - slowed.clamp(0.0, 1.0)
 
 
-def rope_table(config: ModelConfig, positions_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles of every position (integers), each [S, C / 2], float32."""
+def rope_table(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles of every position (integers of any shape), each [*shape, C / 2], float32."""
     scaling = config.rope_scaling
-    frequencies = rope_frequencies(config.rope_dim, config.rope_theta, scaling, positions_S.device)
-    angles = torch.outer(positions_S.float(), frequencies)
+    frequencies = rope_frequencies(config.rope_dim, config.rope_theta, scaling, positions.device)
+    angles = positions[..., None].float() * frequencies
     if scaling is None or scaling.table_scale == 1.0:
         return angles.cos(), angles.sin()
     return angles.cos() * scaling.table_scale, angles.sin() * scaling.table_scale

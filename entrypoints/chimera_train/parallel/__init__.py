@@ -1,10 +1,10 @@
 """Every way to spread a step over ranks. The model knows nothing of it; one technique a file, applied in `apply`."""
 
-from .apply import check_supported, parallelize
+from .apply import parallelize
 from .build import build_model
 from .fsdp import set_gradient_sync
 from .meshes import Meshes
 from .pipeline import Pipeline
 from .router_bias import RouterBias
 
-__all__ = ["Meshes", "Pipeline", "RouterBias", "build_model", "check_supported", "parallelize", "set_gradient_sync"]
+__all__ = ["Meshes", "Pipeline", "RouterBias", "build_model", "parallelize", "set_gradient_sync"]

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ..config.train import ActivationCheckpointing
+from ..model import flash
+from . import ring
 
 aten = torch.ops.aten
 
@@ -20,6 +22,8 @@ ATTENTION_OPS = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
+    flash.OPERATOR,
+    ring.OPERATOR,
     # Not expensive, but a token that chose other experts in the repetition would get another token's gradient.
     aten.topk.default,
 )

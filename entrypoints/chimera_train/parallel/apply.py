@@ -1,5 +1,5 @@
-"""Parallelism, applied to a model that knows nothing of it, in this order: tensor → experts → checkpointing → compile →
-FSDP."""
+"""Parallelism, applied to a model that knows nothing of it, in this order: tensor → experts → context → checkpointing →
+compile → FSDP."""
 
 from __future__ import annotations
 
@@ -9,32 +9,16 @@ import sys
 
 import torch
 
-from ..config import ConfigError, MeshLayout, Problem, TrainRecipe
-from ..config.mesh import SUPPORTED_AXES
+from ..config import ConfigError, Problem, TrainRecipe
 from ..model import Decoder
 from ..model.decoder import Block
 from ..model.moe import LocalDispatch, MixtureOfExperts
 from .activation_checkpoint import apply_activation_checkpointing
+from .context import apply_context_parallel
 from .expert import apply_expert_parallel
 from .fsdp import shard
 from .meshes import Meshes
 from .tensor import apply_tensor_parallel
-
-
-def check_supported(layout: MeshLayout) -> None:
-    """Raise ConfigError for every axis whose degree the trainer cannot run."""
-    degrees = {axis: getattr(layout, axis) for axis in ("pipeline", "context", "tensor", "expert")}
-    problems = [
-        Problem(
-            f"parallel.{axis}_parallel",
-            f"{degree}, but this trainer runs {', '.join(SUPPORTED_AXES)} only",
-            f"set parallel.{axis}_parallel=1",
-        )
-        for axis, degree in degrees.items()
-        if degree > 1 and axis not in SUPPORTED_AXES
-    ]
-    if problems:
-        raise ConfigError(problems)
 
 
 def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_backend: str = "inductor") -> None:
@@ -45,6 +29,7 @@ def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_
             parameter.data = parameter.data.to(getattr(torch, recipe.precision.param_dtype))
     apply_tensor_parallel(model, meshes)
     apply_expert_parallel(model, meshes)
+    apply_context_parallel(model, recipe.parallel.context_backend, meshes)
     for block in model.layers.values():
         apply_activation_checkpointing(block, recipe.train.activation_checkpointing)
     if recipe.train.compile:

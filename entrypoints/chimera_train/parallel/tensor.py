@@ -13,18 +13,16 @@ Shapes, by suffix: B sequences, S tokens a sequence, T = S / tensor of them, D h
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..collectives import all_gather, reduce_scatter
 from ..model import Decoder
 from ..model.decoder import Embedding
 from ..model.feed_forward import FeedForward
 from ..model.local import local
+from .collectives import gather, scatter
 from .meshes import Meshes
 from .split import split_parameter
 
@@ -51,7 +49,7 @@ def apply_tensor_parallel(model: Decoder, meshes: Meshes) -> None:
     if model.head is not None:
         split_parameter(model.head, "weight", mesh, dim=0)
     if model.norm is not None:
-        model.norm.register_forward_hook(lambda norm, inputs, x_BTD: gather(x_BTD, 1, mesh))
+        model.norm.register_forward_hook(lambda norm, inputs, x_BTD: gather(x_BTD, 1, mesh.get_group()))
     model.sequence_split = meshes.layout.tensor
 
 
@@ -63,8 +61,8 @@ def _enter_whole(module: nn.Module, mesh: DeviceMesh, dim: int) -> None:
             if projection.bias is not None:
                 assert name in OUTPUT_SPLIT, f"{name}: its output is an addend, so every rank would add the bias"
                 split_parameter(projection, "bias", mesh, dim=0)
-    module.register_forward_pre_hook(lambda module, inputs: (gather(inputs[0], dim, mesh), *inputs[1:]))
-    module.register_forward_hook(lambda module, inputs, output: scatter(output, dim, mesh))
+    module.register_forward_pre_hook(lambda module, inputs: (gather(inputs[0], dim, mesh.get_group()), *inputs[1:]))
+    module.register_forward_hook(lambda module, inputs, output: scatter(output, dim, mesh.get_group()))
 
 
 def _look_up(embedding: Embedding, mesh: DeviceMesh, tokens_BS: Tensor) -> Tensor:
@@ -72,36 +70,4 @@ def _look_up(embedding: Embedding, mesh: DeviceMesh, tokens_BS: Tensor) -> Tenso
     weight_VD = local(embedding.weight)
     found_BS = tokens_BS // len(weight_VD) == mesh.get_local_rank()
     x_BSD = F.embedding(tokens_BS % len(weight_VD), weight_VD)
-    return scatter(x_BSD.masked_fill(~found_BS[..., None], 0.0), 1, mesh)
-
-
-def gather(x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """The ranks' parts along `dim`, joined. Its gradient, an addend on every rank, is reduced and scattered."""
-    return _Gather.apply(x, dim, mesh.size(), mesh.get_group().group_name)
-
-
-def scatter(x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """This rank's part along `dim` of the sum over ranks. Its gradient is gathered."""
-    return _Scatter.apply(x, dim, mesh.size(), mesh.get_group().group_name)
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, size: int, group: str) -> Tensor:
-        ctx.where = dim, size, group
-        return all_gather(x, dim, size, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return reduce_scatter(grad, *ctx.where), None, None, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, size: int, group: str) -> Tensor:
-        ctx.where = dim, size, group
-        return reduce_scatter(x, dim, size, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return all_gather(grad, *ctx.where), None, None, None
+    return scatter(x_BSD.masked_fill(~found_BS[..., None], 0.0), 1, mesh.get_group())
