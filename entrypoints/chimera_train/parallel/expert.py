@@ -66,6 +66,8 @@ def apply_expert_parallel(model: Decoder, meshes: Meshes) -> None:
     """In place, before FSDP; `model` may be on the meta device. Collective."""
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     layout = meshes.layout
+    if model.config.num_experts and (layout.expert > 1 or layout.tensor > 1):
+        meshes.make_expert_mesh()
     if layout.expert > 1:
         for mixture in mixtures:
             mixture.dispatch = AllToAllDispatch(meshes.expert.get_group())

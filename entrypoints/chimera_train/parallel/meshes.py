@@ -59,6 +59,10 @@ class Meshes:
             expert=layout.expert,
         )
 
+    def make_expert_mesh(self) -> None:
+        """On all ranks at once: a stage of dense layers alone has no other use for it."""
+        _ = self._experts
+
     @functools.cached_property
     def expert_fsdp(self) -> DeviceMesh:
         """What a rank's experts are sharded over: (expert_shard,), or (data_parallel, expert_shard)."""
