@@ -12,6 +12,7 @@ from chimera_train.config import (
     OptimConfig,
     ParallelConfig,
     PrecisionConfig,
+    RopeScaling,
     TrainConfig,
     TrainRecipe,
 )
@@ -122,3 +123,47 @@ def test_context_parallel_and_documents_say_what_they_cannot_do(parallel, data, 
         ((key, text),) = [(p.key, p.message) for p in problems]
         assert key == broken[0]
         assert broken[1] in text
+
+
+def scaled(**fields) -> ModelConfig:
+    return replace(SPLIT, rope_scaling=RopeScaling(**fields))
+
+
+WITH_LATENT = replace(SPLIT, latent_attention=LATENT, num_kv_heads=8)
+ODD = replace(LATENT, qk_rope_head_dim=3)
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "says"),
+    [
+        (scaled(type="linear", beta_fast=8.0), "rope_scaling.beta_fast", "ignored"),
+        (scaled(mscale=1.0), "rope_scaling.mscale", "ignored by"),
+        (scaled(factor=0.5), "rope_scaling.factor", "is below 1"),
+        (scaled(low_freq_factor=4.0), "rope_scaling.low_freq_factor", "is not between"),
+        (scaled(type="yarn", beta_slow=33.0), "rope_scaling.beta_slow", "beta_fast=32.0"),
+        (scaled(type="yarn", attention_factor=0.0), "rope_scaling.attention_factor", "0.0"),
+        (replace(SPLIT, sliding_window=0), "sliding_window", "is not positive"),
+        (replace(SPLIT, head_dim=5), "head_dim", "5 is odd"),
+        (replace(WITH_LATENT, head_dim=8), "head_dim", "would be ignored: latent attention"),
+        (replace(WITH_LATENT, num_kv_heads=4), "num_kv_heads", "would be ignored: latent attention"),
+        (replace(WITH_LATENT, qk_norm=True), "qk_norm", "set it to false"),
+        (replace(SPLIT, latent_attention=replace(LATENT, q_lora_rank=0)), "latent_attention.q_lora_rank", "0"),
+        (replace(SPLIT, latent_attention=ODD), "latent_attention.qk_rope_head_dim", "3"),
+    ],
+)  # fmt: skip
+def test_what_attention_and_positions_would_ignore_or_cannot_be_is_refused(model, key, says):
+    problem = next(p for p in model.validate() if p.key == f"model.{key}")
+    assert says in f"{problem.message} ({problem.fix})"
+
+
+def test_attention_and_positions_that_are_right_are_not_refused():
+    assert WITH_LATENT.validate() == []
+    assert scaled(type="yarn", beta_fast=1.0).validate() == []
+
+
+def test_an_export_that_no_architecture_fits_is_refused_before_the_run():
+    plain = recipe(replace(EXPERTS, qk_norm=True, num_shared_experts=1), "bfloat16")
+    assert not plain.validate()
+    (problem,) = replace(plain, checkpoint=CheckpointConfig(interval_steps=1, export_at_end=True)).validate()
+    assert problem.key == "checkpoint.export_at_end"
+    assert "cannot have model.num_shared_experts=1" in problem.message
