@@ -14,9 +14,10 @@ import os
 import sys
 from pathlib import Path
 
+from chimera_train import flight_recorder
 from chimera_train.config import ConfigError, MlRoot, Problem, RecipeFile, decode
 from chimera_train.config.contract import RECIPE_FILE, RUN_ID_VARIABLE
-from chimera_train.signals import StopRequest
+from chimera_train.signals import ProfileRequest, StopRequest
 from chimera_train.worker_errors import leave
 
 RECIPE_VARIABLE = "CHIMERA_RECIPE"
@@ -35,8 +36,9 @@ def read_recipe(path: Path) -> RecipeFile:
     return recipe_file
 
 
-def run(stop: StopRequest) -> int:
+def run(stop: StopRequest, profile: ProfileRequest) -> int:
     recipe_file = read_recipe(Path(os.environ.get(RECIPE_VARIABLE) or Path(__file__).with_name(RECIPE_FILE)))
+    flight_recorder.enable(MlRoot())
     # Torch takes seconds to load; a signal in that time must find the handler, a bad recipe need not wait for it.
     import torch.distributed
 
@@ -47,15 +49,15 @@ def run(stop: StopRequest) -> int:
     worker = worker_from(os.environ, recipe_file.layout)
     start(worker, collective_timeout_s=train.collective_timeout_s, deterministic=train.deterministic)
     run_id = os.environ.get(RUN_ID_VARIABLE) or recipe_file.recipe.name
-    code = Trainer(recipe_file, worker, MlRoot(), run_id).run(stop)
+    code = Trainer(recipe_file, worker, MlRoot(), run_id).run(stop, profile)
     torch.distributed.destroy_process_group()
     return code
 
 
 def main() -> int:
-    stop = StopRequest().install()
+    stop, profile = StopRequest().install(), ProfileRequest().install()
     try:
-        return run(stop)
+        return run(stop, profile)
     except BaseException as error:
         leave(error, rank=int(os.environ.get("RANK", "0")))
 

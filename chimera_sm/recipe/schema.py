@@ -16,6 +16,7 @@ from chimera_train.config import (
     ParallelConfig,
     PrecisionConfig,
     Problem,
+    ProfilingConfig,
     TrainConfig,
     TrainRecipe,
     sha256_of,
@@ -313,6 +314,7 @@ class Recipe:
     precision: PrecisionConfig
     checkpoint: LaunchCheckpointConfig
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
     instances: InstancesConfig
     capacity: CapacityConfig
     target: TargetConfig
@@ -342,6 +344,7 @@ class Recipe:
             precision=self.precision,
             checkpoint=_narrow(CheckpointConfig, self.checkpoint),
             evaluation=self.evaluation,
+            profiling=self.profiling,
         )
 
     @property

@@ -7,6 +7,7 @@ import time
 
 from . import faults
 from .checkpoint import Checkpointer, LoopState
+from .clock import StepClock
 from .config import MlRoot, RecipeFile, batch_plan, layout, num_parameters
 from .config.contract import EXIT_FINISHED, EXIT_STOPPED
 from .config.hf_config import CONFIG_FILE
@@ -17,8 +18,9 @@ from .initial_weights import folder_of, load_initial_weights
 from .model import initialize
 from .optim import build_optimizer, learning_rate, set_learning_rate
 from .parallel import Meshes, RouterBias, build_model
+from .profiling import StepProfiler
 from .reporter import Reporter
-from .signals import StopRequest
+from .signals import ProfileRequest, StopRequest
 from .step import StepResult, finish_gradients, forward_backward
 
 GC_INTERVAL_STEPS = 100
@@ -52,6 +54,8 @@ class Trainer:
             tokenizer_sha256=self.loader.dataset.info.tokenizer.sha256,
         )
         self.reporter = Reporter(recipe_file, self.plan, worker, root)
+        self.clock = StepClock(worker.device)
+        self.profiler = StepProfiler(recipe.profiling, worker, root.profiles)
 
         self.meshes = Meshes(mesh_layout, worker.device.type)
         self.model = build_model(recipe, self.meshes, worker.device)
@@ -83,7 +87,7 @@ class Trainer:
             )
         self.reporter.say(f"initial weights from {folder}")
 
-    def run(self, stop: StopRequest) -> int:
+    def run(self, stop: StopRequest, profile: ProfileRequest) -> int:
         """Train to the end, or to the end of the step in which a stop is asked for; returns the exit code."""
         train, interval = self.recipe.train, self.recipe.checkpoint.interval_steps
         self.reporter.say(
@@ -96,9 +100,14 @@ class Trainer:
         self.reporter.restart_clock()
         while self.step < train.num_steps and not stopping:
             self.step += 1
-            stopping = self._train_step(stop).stop
+            self.profiler.before_step(self.step)
+            result = self._train_step(stop, profile)
+            stopping = result.stop
+            self._profile_after_step(result, profile)
             if self.step == first_step:
                 set_collective_timeout(self.meshes.all_groups(), train.collective_timeout_s)
+                gc.collect()
+                gc.freeze()  # what a run is made of stays to its end, and later collections need not look at it
             if self.step % GC_INTERVAL_STEPS == 0:
                 gc.collect()
             if self._evaluation_is_due() and not stopping:
@@ -106,6 +115,7 @@ class Trainer:
             last = stopping or self.step == train.num_steps
             if last or (interval and self.step % interval == 0):
                 self._save()
+        self._tell(self.profiler.finish())
         self.loader.close()
         if self.step < train.num_steps:
             return EXIT_STOPPED
@@ -113,7 +123,7 @@ class Trainer:
             self._export()
         return EXIT_FINISHED
 
-    def _train_step(self, stop: StopRequest) -> StepResult:
+    def _train_step(self, stop: StopRequest, profile: ProfileRequest) -> StepResult:
         lr = learning_rate(self.step, self.recipe.optim, self.plan.num_steps)
         set_learning_rate(self.optimizer, lr)
         batch = self.loader.next_step()
@@ -125,17 +135,21 @@ class Trainer:
             self.worker.device,
             source_ids=batch.source_ids if len(names) > 1 else None,
             num_sources=len(names),
+            clock=self.clock,
         )
-        result = finish_gradients(
-            self.model,
-            self.recipe.optim,
-            sums,
-            self.meshes,
-            step=self.step,
-            stop=stop.requested,
-            wait_s=batch.wait_s,
-        )
-        self.optimizer.step()
+        with self.clock.phase("sync"):
+            result = finish_gradients(
+                self.model,
+                self.recipe.optim,
+                sums,
+                self.meshes,
+                step=self.step,
+                stop=stop.requested,
+                profile=profile.requested,
+                wait_s=batch.wait_s,
+            )
+        with self.clock.phase("optimizer"):
+            self.optimizer.step()
         self.router_bias.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.tokens_seen += self.plan.tokens_per_step
@@ -147,9 +161,22 @@ class Trainer:
             grad_norm=result.grad_norm,
             lr=lr,
             waits_s=result.waits_s,
+            phases_s=self.clock.step_done(),
         )
         faults.at("step", step=self.step, rank=self.worker.rank)
         return result
+
+    def _profile_after_step(self, result: StepResult, profile: ProfileRequest) -> None:
+        if result.profile:
+            profile.requested = False
+            self.profiler.request(self.step + 1)
+        self._tell(self.profiler.after_step(self.step))
+
+    def _tell(self, written: str | None) -> None:
+        """Of a profile that this rank wrote, which took time that is no step's."""
+        if written is not None:
+            print(written, flush=True)
+            self.reporter.restart_clock()
 
     def _evaluation_is_due(self) -> bool:
         config = self.recipe.evaluation

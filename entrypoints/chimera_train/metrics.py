@@ -34,10 +34,16 @@ METRICS: tuple[Metric, ...] = (
     Metric("tokens_per_s", "tokens/s", "tokens of the whole job a second, waiting for data included", 5),
     Metric("mfu", "ratio", "model FLOPs utilisation: 6 N + 12 L h s per token over the dense bf16 peak", 4),
     Metric("data_wait_s", "s", "time the step waited for its data, slowest rank of the host", 4),
-    Metric("mem_gib", "GiB", "peak memory of the device since the last line (resident set size on CPU)", 4),
+    Metric("mem_gib", "GiB", "most memory of the device in use since the last line (resident set size on CPU)", 4),
+    Metric("mem_reserved_gib", "GiB", "the same with what torch's allocator holds in reserve; on GPUs only", 4),
     Metric("grad_norm", "", "global L2 norm of the gradients before clipping", 9),
     Metric("lr", "", "learning rate of the step", 6),
     Metric("step_s", "s", "wall time of the step", 5),
+    Metric("forward_s", "s", "time of a step in forward passes, overlapping communication included", 4),
+    Metric("backward_s", "s", "time of a step in backward passes, overlapping communication included", 4),
+    Metric("pipeline_s", "s", "time of a step in the pipeline's schedule: forward, backward and its bubble", 4),
+    Metric("sync_s", "s", "time of a step in norm and all-reduce, waiting for the slowest rank included", 4),
+    Metric("optimizer_s", "s", "time of a step in the optimizer's update", 4),
 )
 EVALUATION_PREFIX = "chimera_eval"
 EVALUATION_METRICS: tuple[Metric, ...] = (

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -66,6 +67,8 @@ class Reporter:
         self.started = time.perf_counter()
         self.steps = 0
         self.wait_s = 0.0
+        self.phase_s: dict[str, float] = defaultdict(float)
+        self.timed_steps = 0
 
     def step_done(
         self,
@@ -76,12 +79,16 @@ class Reporter:
         grad_norm: float,
         lr: float,
         waits_s: Sequence[float],
+        phases_s: Mapping[str, float],
     ) -> None:
         """`source_losses`: by name; printed where there are several. `waits_s`: every rank's wait for its data in this
-        step, by rank."""
+        step, by rank. `phases_s`: this rank's time by phase; empty where it is not known yet."""
         self.steps += 1
         first = self.worker.host * self.worker.local_world_size
         self.wait_s += max(waits_s[first : first + self.worker.local_world_size])
+        self.timed_steps += bool(phases_s)
+        for phase, seconds in phases_s.items():
+            self.phase_s[phase] += seconds
         if step % self.interval and step != self.plan.num_steps:
             return
         step_s = (time.perf_counter() - self.started) / self.steps
@@ -92,10 +99,11 @@ class Reporter:
                 "tokens_per_s": tokens_per_s,
                 "mfu": None if self.mfu_per_token_rate is None else tokens_per_s * self.mfu_per_token_rate,
                 "data_wait_s": self.wait_s / self.steps,
-                "mem_gib": peak_memory_gib(self.worker.device),
+                **peak_memory_gib(self.worker.device),
                 "grad_norm": grad_norm,
                 "lr": lr,
                 "step_s": step_s,
+                **{f"{phase}_s": seconds / self.timed_steps for phase, seconds in self.phase_s.items()},
             }
             print(format_line(step, values), flush=True)
             record = {"step": step, **values, "time": time.time(), "attempt": self.attempt}
@@ -123,12 +131,17 @@ class Reporter:
             print(text, flush=True)
 
 
-def peak_memory_gib(device: torch.device) -> float:
-    """On a GPU the most that torch's allocator held since the last call; on a CPU the process's resident set now."""
+def peak_memory_gib(device: torch.device) -> dict[str, float]:
+    """Metrics of memory. On a GPU the most since the last call that tensors took, and that torch's allocator held for
+    them; on a CPU the process's resident set now."""
     if device.type == "cuda":
-        peak = torch.cuda.max_memory_reserved(device)
+        allocated, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
-        return peak / 2**30
+        return {"mem_gib": allocated / 2**30, "mem_reserved_gib": reserved / 2**30}
+    return {"mem_gib": _resident_gib()}
+
+
+def _resident_gib() -> float:
     try:
         with open("/proc/self/statm") as statm:
             pages = int(statm.read().split()[1])

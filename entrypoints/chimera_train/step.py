@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .clock import StepClock
 from .config import OptimConfig, TrainRecipe
 from .loss import IGNORE_INDEX
 from .model import Decoder
@@ -34,6 +35,8 @@ class StepResult:
     """The same by source; None for one without a valid token in this batch."""
     stop: bool
     """Some rank was asked to stop."""
+    profile: bool
+    """Some rank was asked for a profile."""
     waits_s: list[float]
     """By rank: seconds that it waited for its data."""
 
@@ -46,6 +49,7 @@ def forward_backward(
     *,
     source_ids: np.ndarray | None = None,
     num_sources: int = 1,
+    clock: StepClock | None = None,
 ) -> Tensor:
     """Accumulate gradients of the loss summed over tokens; the host does not wait for the device.
 
@@ -54,16 +58,20 @@ def forward_backward(
     Returns this rank's sum of cross-entropies and count of valid tokens by source, float64 [num_sources, 2] on the
     device.
     """
+    clock = clock or StepClock(device)
     if isinstance(model, Pipeline):
         inputs = model.sequence.feed(np.concatenate(micro_batches), device)
-        rows_B = model.forward_backward(inputs.tokens_BS, inputs.labels_BS, len(micro_batches))
+        with clock.phase("pipeline"):
+            rows_B = model.forward_backward(inputs.tokens_BS, inputs.labels_BS, len(micro_batches))
         return sums_by_source(rows_B, inputs.labels_BS, source_ids, num_sources)
     sums = torch.zeros(num_sources, 2, dtype=torch.float64, device=device)
     for index, micro_batch in enumerate(micro_batches):
         inputs = model.sequence.feed(micro_batch, device)
         set_gradient_sync(model, recipe, last_micro_batch=index == len(micro_batches) - 1)
-        loss = model(inputs.tokens_BS, inputs.labels_BS, inputs.documents)
-        loss.total.backward()
+        with clock.phase("forward"):
+            loss = model(inputs.tokens_BS, inputs.labels_BS, inputs.documents)
+        with clock.phase("backward"):
+            loss.total.backward()
         rows = len(micro_batch)
         sources_B = None if source_ids is None else source_ids[index * rows : (index + 1) * rows]
         sums += sums_by_source(loss.rows_B, inputs.labels_BS, sources_B, num_sources)
@@ -102,20 +110,22 @@ def finish_gradients(
     *,
     step: int,
     stop: bool = False,
+    profile: bool = False,
     wait_s: float = 0.0,
 ) -> StepResult:
     """Divide the gradients by the global count of valid tokens, and clip them. Collective.
 
     All that ranks must agree on travels in one all-reduce, and reading it is the one time in a step that the host waits
-    for the device: loss and tokens by source, gradient norm, the wish to stop, and each rank's wait for data.
+    for the device: loss and tokens by source, gradient norm, the wishes to stop and to profile, and each rank's wait
+    for data. The finite check needs the host to wait: whatever optimizer comes after it must not have begun.
     `sums`: as `forward_backward` returns them.
     Raises NotFinite, on all ranks alike, before the optimizer has moved anything.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     parameters = list(model.parameters())
-    of_host = torch.zeros(1 + world_size, dtype=torch.float64)
-    of_host[0] = stop
-    of_host[1 + rank] = wait_s
+    of_host = torch.zeros(2 + world_size, dtype=torch.float64)
+    of_host[0], of_host[1] = stop, profile
+    of_host[2 + rank] = wait_s
     if meshes.layout.tensor > 1:
         sum_over_tensor(parameters, meshes.tensor.get_group())
     norm_squared = local_grad_norm_squared(parameters, world_size // meshes.layout.pipeline)
@@ -125,7 +135,7 @@ def finish_gradients(
     values = agreed.tolist()
     losses, tokens = values[: sums.numel() : 2], values[1 : sums.numel() : 2]
     loss_sum, num_tokens = sum(losses), sum(tokens)
-    norm_squared, stops, *waits_s = values[sums.numel() :]
+    norm_squared, stops, profiles, *waits_s = values[sums.numel() :]
     if num_tokens == 0:
         raise NotFinite(f"step {step}: no valid token in the whole global batch; look at the data")
     result = StepResult(
@@ -133,6 +143,7 @@ def finish_gradients(
         source_losses=[loss / count if count else None for loss, count in zip(losses, tokens, strict=True)],
         grad_norm=math.sqrt(norm_squared) / num_tokens,
         stop=stops > 0,
+        profile=profiles > 0,
         waits_s=waits_s,
     )
     if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):

@@ -11,7 +11,8 @@ import time
 import traceback
 from typing import NoReturn
 
-from .config import ConfigError
+from . import flight_recorder
+from .config import ConfigError, MlRoot
 from .config.contract import ERROR_FILE_VARIABLE, EXIT_FAILED, EXIT_RETRY
 
 RETRY_ERRNOS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.EHOSTUNREACH}
@@ -66,5 +67,7 @@ def leave(error: BaseException, rank: int) -> NoReturn:
         report = {"rank": rank, "time": time.time(), "exit_code": code, "message": message, "traceback": details}
         with contextlib.suppress(OSError), open(path, "w") as file:
             json.dump(report, file)
+    if code == EXIT_RETRY and (dump := flight_recorder.dump(MlRoot(), rank)):
+        print(f"the last collectives of rank {rank} are in {dump}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(code)

@@ -152,6 +152,9 @@ def test_one_process_needs_no_environment_and_equals_two_and_four(root):
         assert record["attempt"] == 1
         assert record["mem_gib"] > 0.05
         assert 0 <= record["data_wait_s"] <= record["step_s"]
+        phases = [record[f"{phase}_s"] for phase in ("forward", "backward", "sync", "optimizer")]
+        assert min(phases) > 0
+        assert record["data_wait_s"] + sum(phases) <= record["step_s"]
     assert lines[0]["lr"] == pytest.approx(1.5e-3)
     assert lines[-1]["lr"] == pytest.approx(3e-4)
     assert alone[STEPS]["loss"] < alone[1]["loss"]
@@ -234,6 +237,12 @@ def test_a_hang_is_a_failure_worth_a_retry(root):
     processes[1].kill()
     _, outputs = finish(processes)
     assert "Timed out" in outputs[0]
+    recorded = root / "output/data/flight_recorder/rank-0.json"
+    assert f"the last collectives of rank 0 are in {recorded}" in outputs[0]
+    entries = json.loads(recorded.read_text())["entries"]
+    assert any("all_reduce" in entry["profiling_name"] for entry in entries)
+    assert 10 < len(entries) <= 2000
+    assert recorded.stat().st_size < 5e6
 
 
 def test_the_end_exports_a_model_that_transformers_reads(root):

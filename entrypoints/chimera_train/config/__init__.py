@@ -14,6 +14,7 @@ from .optim import OptimConfig
 from .parallel import ParallelConfig
 from .precision import PrecisionConfig
 from .problem import Problem
+from .profiling import ProfilingConfig
 from .recipe import SCHEMA_VERSION, LayoutConfig, RecipeFile, TrainRecipe
 from .rope import RopeScaling
 from .train import TrainConfig
@@ -35,6 +36,7 @@ __all__ = [
     "ParallelConfig",
     "PrecisionConfig",
     "Problem",
+    "ProfilingConfig",
     "RecipeFile",
     "RopeScaling",
     "TrainConfig",

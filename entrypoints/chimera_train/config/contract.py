@@ -58,6 +58,9 @@ MANIFEST_FILE = "manifest.json"
 FAILURE_LIMIT = 1024
 """Characters of `output/failure` that SageMaker shows as FailureReason."""
 
+PROFILE_SIGNAL = "SIGUSR2"
+"""To a worker or to its supervisor, which passes it on to its workers: profile the next `profiling.num_steps` steps."""
+
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
 """User code or configuration: a retry would fail again."""
@@ -105,6 +108,16 @@ class MlRoot:
     def evaluations(self) -> Path:
         """Folder of the results on held-out data, one file a host."""
         return self.output / "data" / "evaluations"
+
+    @property
+    def profiles(self) -> Path:
+        """Folder of the chrome traces."""
+        return self.output / "data" / "profile"
+
+    @property
+    def flight_recorder(self) -> Path:
+        """Folder of each rank's last collectives, written when a job hangs or loses a peer."""
+        return self.output / "data" / "flight_recorder"
 
     @property
     def metrics(self) -> Path:

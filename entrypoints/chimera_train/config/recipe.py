@@ -21,6 +21,7 @@ from .parallel import ParallelConfig
 from .pipeline_rules import pipeline_problems
 from .precision import PrecisionConfig
 from .problem import Problem, divisors
+from .profiling import ProfilingConfig
 from .tensor import tensor_problems
 from .train import TrainConfig
 
@@ -40,6 +41,7 @@ class TrainRecipe:
     precision: PrecisionConfig
     checkpoint: CheckpointConfig
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    profiling: ProfilingConfig = field(default_factory=ProfilingConfig)
 
     def validate(self) -> list[Problem]:
         """Every broken rule that needs no world size; see `mesh.layout` and `batch.batch_plan` for those that do."""
@@ -53,6 +55,7 @@ class TrainRecipe:
             self.precision,
             self.checkpoint,
             self.evaluation,
+            self.profiling,
         ):
             problems += section.validate()
         if problems:
@@ -66,6 +69,11 @@ class TrainRecipe:
             for name, path in self.evaluation.sources.items()
             if path.strip("/") == self.data.path.strip("/")
         ]
+        start_step = self.profiling.start_step
+        if start_step is not None and start_step > self.train.num_steps:
+            problems.append(
+                Problem("profiling.start_step", f"{start_step} never comes: train.num_steps={self.train.num_steps}")
+            )
         model, parallel, train, optim = self.model, self.parallel, self.train, self.optim
         if train.sequence_length > model.max_position_embeddings:
             problems.append(

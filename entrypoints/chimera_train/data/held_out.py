@@ -34,14 +34,14 @@ class HeldOut:
         self.num_samples = min(num_windows, max_samples or num_windows)
         self._num_windows = num_windows
 
-    def num_batches(self, batch_size: int, num_ranks: int, multiple: int = 1) -> int:
-        """Batches of every rank; a multiple of `multiple`."""
-        return math.ceil(self.num_samples / (batch_size * num_ranks * multiple)) * multiple
+    def num_batches(self, batch_size: int, num_ranks: int) -> int:
+        """Batches of every rank."""
+        return math.ceil(self.num_samples / (batch_size * num_ranks))
 
-    def batches(self, batch_size: int, rank: int, num_ranks: int, multiple: int = 1) -> Iterator[np.ndarray]:
+    def batches(self, batch_size: int, rank: int, num_ranks: int) -> Iterator[np.ndarray]:
         """One rank's batches, int64 [batch_size, sequence_length + 1]: `num_batches` of them, on all ranks alike.
         Rows beyond the samples have no label that counts."""
-        for number in range(self.num_batches(batch_size, num_ranks, multiple)):
+        for number in range(self.num_batches(batch_size, num_ranks)):
             first = (number * num_ranks + rank) * batch_size
             yield np.stack([self._row(index) for index in range(first, first + batch_size)])
 

@@ -190,6 +190,10 @@ class Supervisor:
             self._reap()
             if self._signals.stop_requested or any(e.code == EXIT_STOPPED for e in self._ends()):
                 self._forward_stop()
+            if self._signals.profile_requested:
+                self._signals.profile_requested = False
+                for worker in self._running():
+                    worker.request_profile()
             if first_failure(self._ends(), self.asked_to_stop):
                 self._end_after_failure()
                 break

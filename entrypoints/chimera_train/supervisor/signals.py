@@ -9,19 +9,22 @@ import signal
 from collections.abc import Mapping
 from types import FrameType
 
+from chimera_train.config.contract import PROFILE_SIGNAL
+
 PARENT_VARIABLE = "CHIMERA_PARENT_PID"
 """Set by the local target: when this process is no longer our parent, we are asked to stop."""
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Slurm sends what `--signal` names to every process of a step: this one must not die of it while workers save."""
 
 
 class Signals:
-    """STOP_SIGNALS set `stop_requested`; they and SIGCHLD end a `wait` early."""
+    """STOP_SIGNALS set `stop_requested`, PROFILE_SIGNAL `profile_requested`; they and SIGCHLD end a `wait` early."""
 
     def __init__(self, environment: Mapping[str, str]):
         self.stop_requested = False
+        self.profile_requested = False
         self._parent = int(environment.get(PARENT_VARIABLE, "0"))
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
@@ -31,6 +34,7 @@ class Signals:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
             signal.signal(number, self._stop)
+        signal.signal(signal.Signals[PROFILE_SIGNAL], self._profile)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def wait(self, timeout_s: float) -> None:
@@ -45,3 +49,6 @@ class Signals:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self.stop_requested = True
+
+    def _profile(self, number: int, frame: FrameType | None) -> None:
+        self.profile_requested = True

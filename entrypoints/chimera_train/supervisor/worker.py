@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from chimera_train.config.contract import ERROR_FILE_VARIABLE
+from chimera_train.config.contract import ERROR_FILE_VARIABLE, PROFILE_SIGNAL
 
 from .failure import WorkerEnd, read_error_file
 from .topology import Topology
@@ -73,7 +73,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_before_exec,
         )
         self._pump: threading.Thread | None = None
 
@@ -92,8 +92,14 @@ class Worker:
         self.end = read_error_file(self.error_file, WorkerEnd(self.rank, code, time.time()))
 
     def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def request_profile(self) -> None:
+        self._send(signal.Signals[PROFILE_SIGNAL])
+
+    def _send(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
+            os.kill(self.pid, number)
 
     def kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -129,6 +135,13 @@ def _print(line: bytes) -> None:
     with _output_lock, contextlib.suppress(OSError, ValueError):
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
+
+
+def _before_exec() -> None:
+    """In the child: a request for a profile that comes before the worker listens is lost, and does not kill it."""
+    signal.signal(signal.Signals[PROFILE_SIGNAL], signal.SIG_IGN)
+    if _libc is not None:
+        _die_with_parent()
 
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
