@@ -12,6 +12,11 @@ from .coefficients import coefficient, has_scope
 def notes(recipe: Recipe, mesh: MeshLayout, machine: catalog.Instance | None) -> tuple[str, ...]:
     """Assumptions behind the numbers, each a sentence; `machine` is None on this machine."""
     found: list[str] = []
+    model = recipe.model
+    if recipe.train.compile and model.num_experts and (mesh.expert > 1 or model.router_bias_update_speed):
+        found.append(
+            "Of layers with experts, the attention alone is compiled: how many tokens travel is known too late."
+        )
     if machine is None:
         return tuple(found)
     region, kind = recipe.env.region, recipe.capacity.kind

@@ -39,6 +39,9 @@ ROWS = [
         parallel={"expert_parallel": 2, "data_parallel": 2, "defer_gradient_sync": True}),
     Row("tensor 2 x fsdp 2, experts 4, deepseek, unequal tokens", 4, model="halves, deepseek", masked=True,
         parallel={"tensor_parallel": 2, "expert_parallel": 4}),
+    # The first stage has no experts, and still takes part in making their mesh.
+    Row("pipeline 2, experts 2, deepseek", 4, model="deepseek", steps=8,
+        parallel={"pipeline_parallel": 2, "expert_parallel": 2}),
 ]  # fmt: skip
 
 

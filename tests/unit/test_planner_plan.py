@@ -240,6 +240,16 @@ def test_idle_accelerators_and_absent_offers_are_said() -> None:
     assert any("was not offered in eu-west-3" in note for note in made.notes)
 
 
+def test_what_of_experts_is_not_compiled_is_said() -> None:
+    def said(*overrides: str) -> bool:
+        return any("attention alone is compiled" in note for note in planned("recipe=8x7b", *overrides).notes)
+
+    assert said("train.compile=true", "parallel.expert_parallel=8")
+    assert said("train.compile=true", "model.router_bias_update_speed=0.001")
+    assert not said("train.compile=true", "parallel.expert_parallel=1")
+    assert not said("train.compile=false", "parallel.expert_parallel=8")
+
+
 def test_a_plan_takes_less_than_thirty_milliseconds() -> None:
     recipe = composed("recipe=70b")
     taken = []

@@ -48,6 +48,11 @@ class MeshLayout:
         return self.fully_sharded * self.context * self.tensor // self.expert
 
     @property
+    def experts_apart(self) -> bool:
+        """Whether the ranks that share an expert are others than those that share a dense parameter."""
+        return self.expert > 1 or self.tensor > 1
+
+    @property
     def data_parallel_size(self) -> int:
         """Ranks that see different samples: replicas × shards."""
         return self.data_parallel * self.fully_sharded

@@ -35,6 +35,8 @@ class ParallelConfig:
     tokens, less traffic where there are as many heads of keys as of queries; heads must divide. ring: keys and values
     pass from rank to rank, the least memory for the longest sequences; no sliding window, no separate documents."""
     expert_parallel: int = 1
+    """Ranks over which the experts of a layer are split; divides model.num_experts. Tokens travel to them, so the host
+    waits for the device once a layer, and train.compile compiles a layer's attention only."""
     pipeline_schedule: PipelineSchedule = "1f1b"
     """interleaved_1f1b has less idle time than 1f1b, and more traffic. The last three split backward in two and idle
     least; they want parameters kept (reshard_after_forward), and neither selective checkpointing nor compiling."""

@@ -64,10 +64,12 @@ def _copy_to_host(tensor: Tensor) -> Callable[[], list[list[int]]]:
 
 def apply_expert_parallel(model: Decoder, meshes: Meshes) -> None:
     """In place, before FSDP; `model` may be on the meta device. Collective."""
-    mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    if not model.config.num_experts:
+        return
     layout = meshes.layout
-    if model.config.num_experts and (layout.expert > 1 or layout.tensor > 1):
+    if layout.experts_apart:
         meshes.make_expert_mesh()
+    mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     if layout.expert > 1:
         for mixture in mixtures:
             mixture.dispatch = AllToAllDispatch(meshes.expert.get_group())

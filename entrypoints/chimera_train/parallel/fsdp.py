@@ -37,14 +37,13 @@ def shard(model: Decoder, recipe: TrainRecipe, meshes: Meshes) -> None:
         cast_forward_inputs=False,
     )
     mesh, blocks = meshes.fsdp, list(model.layers.values())
-    experts_apart = meshes.layout.expert > 1 or meshes.layout.tensor > 1
     frees = recipe.parallel.frees_after_forward
     groups: list[list[FSDPModule]] = []
     for block in blocks:
         # Backward begins with the last block, so freeing it in between would only gather it twice.
         reshard = frees and block is not blocks[-1]
         experts = []
-        if experts_apart and isinstance(block.feed_forward, MixtureOfExperts):
+        if meshes.layout.experts_apart and isinstance(block.feed_forward, MixtureOfExperts):
             experts = [block.feed_forward.experts]
             fully_shard(experts[0], mesh=meshes.expert_fsdp, mp_policy=policy, reshard_after_forward=reshard)
             _hide_from_selective_checkpointing(experts[0])
