@@ -126,11 +126,13 @@ def gathered_bytes(case: Occupancy, held: StageParameters) -> float:
 
 def activation_bytes(case: Occupancy, rank: int, layers: int) -> float:
     """Kept for backward by every micro-batch in flight, and the working set of the layer whose backward runs."""
-    kept = {
-        "none": whole_layer_bytes_per_token(case),
-        "selective": selective_bytes_per_token(case),
-        "full": residual_width(case) * case.element_bytes,
-    }[case.train.activation_checkpointing]
+    train, whole, least = case.train, whole_layer_bytes_per_token(case), residual_width(case) * case.element_bytes
+    kept = {"none": whole, "selective": selective_bytes_per_token(case), "full": least}[train.activation_checkpointing]
+    kept += (whole - kept) * (1 - 1 / train.activation_checkpointing_every)
+    if train.activation_memory_budget is not None:
+        kept = max(least, train.activation_memory_budget * whole)
+    if train.activation_offload:
+        kept *= min(1.0, 2 / (layers * in_flight(case, stage)))  # of the block at work, and of the one fetched ahead
     working = coefficient("working_set_layers") * whole_layer_bytes_per_token(case)
     return case.tokens * (kept * layers * in_flight(case, rank) + working)
 

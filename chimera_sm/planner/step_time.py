@@ -65,7 +65,7 @@ class Workload:
     def passes(self) -> tuple[float, float]:
         """Forward passes of recomputation in the backward, and backward cost in forward passes."""
         recompute = {"none": 0.0, "selective": 3 * coefficient("selective_recompute"), "full": 1.0}
-        return recompute[self.train.activation_checkpointing], 2.0
+        return recompute[self.train.activation_checkpointing] / self.train.activation_checkpointing_every, 2.0
 
 
 def estimate_step(work: Workload) -> StepEstimate:
@@ -74,8 +74,12 @@ def estimate_step(work: Workload) -> StepEstimate:
     peak, memory = work.instance.bf16_tflops, work.instance.memory_gb_s
     if peak is None or memory is None:
         return unknown_step(per_token, f"the catalogue has no dense bf16 peak of {work.instance.accelerator}")
-    if work.precision.param_dtype != "bfloat16":
+    if work.precision.param_dtype != "bfloat16" or work.precision.float8 != "none":
         return unknown_step(per_token, "only bf16 is predicted on accelerators")
+    if work.train.activation_memory_budget is not None:
+        return unknown_step(per_token, "what the compiler computes again for a memory budget is not predicted")
+    if work.train.activation_offload:
+        return unknown_step(per_token, "the traffic of offloaded activations is not predicted")
     micro_batches = work.batch.accumulation_steps
     layers = work.model.num_layers / work.layout.pipeline  # stages are cut so that they take the same time
     with_experts = layers * work.model.num_expert_layers / work.model.num_layers

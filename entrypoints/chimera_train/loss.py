@@ -34,11 +34,15 @@ def chunked_cross_entropy(
     labels_BS: Tensor,
     chunk_tokens: int,
     group: dist.ProcessGroup | None = None,
+    z_loss: float = 0.0,
 ) -> LossSum:
     """Cross-entropy of softmax(hidden @ weight.T) against labels, which are IGNORE_INDEX for no target.
 
     With `group`, its ranks have equal numbers of the weight's rows, in rank order, and the same hidden states, labels
     and loss. The gradient of the hidden states is an addend on each.
+
+    The gradient is also of `z_loss` × the squared log-normaliser of each valid token (arXiv 2204.02311, §5); the loss
+    is not.
 
     Gradients are computed chunk by chunk in the forward pass, while a chunk's logits exist; nothing is recomputed in
     the backward pass, and the weight is not read there. `chunk_tokens` 0 is one chunk.
@@ -50,6 +54,7 @@ def chunked_cross_entropy(
         labels_BS.reshape(tokens),
         chunk_tokens or tokens,
         group,
+        z_loss,
         torch.is_grad_enabled(),
     )
     return LossSum(total, losses.view_as(labels_BS).sum(dim=1))
@@ -64,6 +69,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         chunk_tokens: int,
         group: dist.ProcessGroup | None,
+        z_loss: float,
         with_grad: bool,
     ) -> tuple[Tensor, Tensor]:
         first_row = 0 if group is None else group.rank() * len(weight)
@@ -87,6 +93,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             losses[chunk] = (log_normalizer - target_logit).where(valid, 0.0)
             if with_grad:
                 grad = logits.sub_(log_normalizer[:, None]).exp_()  # softmax, in the memory of the logits
+                if z_loss:
+                    grad.mul_((1 + 2 * z_loss * log_normalizer)[:, None])
                 grad[rows, target] -= found.float()
                 grad = grad.mul_(valid[:, None]).to(hidden.dtype)
                 grad_hidden[chunk] = grad @ weight
@@ -97,12 +105,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return losses.sum(), losses
 
     @staticmethod
-    def backward(ctx, upstream: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx, upstream: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         if torch._C._autograd._get_current_graph_task_keep_graph():  # another backward will want them as they are
-            return grad_hidden * upstream, grad_weight * upstream, None, None, None, None
+            return grad_hidden * upstream, grad_weight * upstream, *(None,) * 5
         # In place, because the weight's gradient is the largest tensor of the step.
-        return grad_hidden.mul_(upstream), grad_weight.mul_(upstream), None, None, None, None
+        return grad_hidden.mul_(upstream), grad_weight.mul_(upstream), *(None,) * 5
 
 
 def _over_vocabulary(log_normalizer: Tensor, target_logit: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:

@@ -97,8 +97,9 @@ def steps(model: Decoder, optimizer: torch.optim.Optimizer, first: int, last: in
         for number, parameter in enumerate(model.parameters()):
             generator = torch.Generator().manual_seed(1000 * step + number)
             grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
-            assert isinstance(parameter, DTensor)
-            parameter.grad = distribute_tensor(grad, parameter.device_mesh, parameter.placements)
+            if isinstance(parameter, DTensor):
+                grad = distribute_tensor(grad, parameter.device_mesh, parameter.placements)
+            parameter.grad = grad
         optimizer.step()
 
 

@@ -33,6 +33,22 @@ def test_equals_the_plain_loss(chunk, ignored):
     torch.testing.assert_close(weight.grad, w.grad, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("chunk", [0, 7])
+def test_z_loss_is_in_the_gradient_and_not_in_the_loss(chunk):
+    hidden, weight, labels = case(ignored=9)
+    loss = chunked_cross_entropy(hidden, weight, labels, chunk, z_loss=0.03).total
+    loss.backward()
+    h, w, _ = case()
+    logits, target = (h @ w.T).flatten(0, 1), labels.flatten()
+    plain = F.cross_entropy(logits, target, ignore_index=IGNORE_INDEX, reduction="sum")
+    z = 0.03 * logits.logsumexp(dim=-1)[target != IGNORE_INDEX].square().sum()
+    (plain + z).backward()
+    torch.testing.assert_close(loss, plain, rtol=1e-6, atol=1e-6)
+    assert z > 0.1 * plain
+    torch.testing.assert_close(hidden.grad, h.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weight.grad, w.grad, rtol=1e-5, atol=1e-5)
+
+
 def test_bfloat16_keeps_the_sum_over_chunks_in_float32():
     hidden, weight, labels = case(torch.bfloat16)
     chunked_cross_entropy(hidden, weight, labels, 5).total.backward()

@@ -95,6 +95,17 @@ def test_activations_shrink_with_checkpointing() -> None:
         for mode in ("none", "selective", "full")
     ]
     assert kept[0] > 2 * kept[1] > 4 * kept[2]
+    full = "train.activation_checkpointing=full"
+    every_second = stage_memory_gib(occupancy(full, "train.activation_checkpointing_every=2"), 0)["activations"]
+    assert every_second == pytest.approx((kept[0] + kept[2]) / 2)
+    assert stage_memory_gib(occupancy(full, "train.activation_offload=true"), 0)["activations"] < kept[2]
+    compiled = ("train.activation_checkpointing=none", "train.compile=true")
+    budgets = [
+        stage_memory_gib(occupancy(*compiled, f"train.activation_memory_budget={b}"), 0)["activations"]
+        for b in (0.2, 0.6, 1.0)
+    ]
+    assert budgets == sorted(budgets)
+    assert budgets[2] == pytest.approx(stage_memory_gib(occupancy(*compiled), 0)["activations"])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from .model import ModelConfig
 from .optim import QUANTISATION_BLOCK, OptimConfig
 from .parallel import ParallelConfig
 from .pipeline_rules import pipeline_problems
-from .precision import PrecisionConfig
+from .precision import FLOAT8_MULTIPLE, PrecisionConfig
 from .problem import Problem, divisors
 from .profiling import ProfilingConfig
 from .tensor import tensor_problems
@@ -102,7 +102,7 @@ class TrainRecipe:
                     "set precision=bf16, or train.compile=false",
                 )
             )
-        problems += self._eight_bit_blocks()
+        problems += self._eight_bit_blocks() + self._float8_tokens()
         if self.checkpoint.export_at_end:
             try:
                 architecture_of(model)
@@ -117,6 +117,18 @@ class TrainRecipe:
                 )
             )
         return problems
+
+    def _float8_tokens(self) -> list[Problem]:
+        """The gradient of a weight is a product over tokens, whose count must be a multiple too."""
+        float8, train, context = self.precision.float8, self.train, self.parallel.context_parallel
+        tokens = train.micro_batch_size * train.sequence_length // context
+        if float8 == "none" or tokens % FLOAT8_MULTIPLE[float8] == 0:
+            return []
+        message = (
+            f"{float8} multiplies over the tokens of a micro-batch on a rank, and train.micro_batch_size × "
+            f"train.sequence_length / parallel.context_parallel = {tokens} is no multiple of {FLOAT8_MULTIPLE[float8]}"
+        )
+        return [Problem("precision.float8", message, "choose such a train.sequence_length, or precision.float8=none")]
 
     def _eight_bit_blocks(self) -> list[Problem]:
         """Tensor parallel cuts rows of two projections; a block of 8-bit states may not lie across a cut."""

@@ -29,11 +29,23 @@ class TrainConfig:
     `<channel>/<folder>` among the input channels; null: random weights. A run that has a checkpoint resumes from that.
     """
     activation_checkpointing: ActivationCheckpointing = "none"
+    activation_checkpointing_every: int = 1
+    """Of the blocks, every n-th is checkpointed; 1 is all."""
+    activation_memory_budget: float | None = None
+    """In (0, 1]: the compiler chooses what a block keeps for backward so that it is this share of what it would keep by
+    itself, and computes the cheapest rest again. In place of activation_checkpointing; needs train.compile."""
+    activation_offload: bool = False
+    """Move what blocks keep for backward to the host's memory, and back in time. With activation_checkpointing=full
+    that is a tensor a block; without, the host's link to the GPU is likely to be too slow. selective holds what it
+    keeps where it cannot be moved."""
     compile: bool = False
     """torch.compile each block."""
     loss_chunk_tokens: int = 2048
     """Logits are made and consumed for this many tokens at a time, so that they never stand whole in memory.
     0 makes them in one piece."""
+    z_loss: float = 0.0
+    """Coefficient of the squared log-normaliser of each token's softmax, added to what is minimised, not to the loss
+    that is reported; it keeps logits from drifting (arXiv 2204.02311, §5: 1e-4). 0: none."""
     deterministic: bool = False
     """Deterministic kernels: the same bits on the same hardware, slower on GPUs."""
     log_interval: int = 1
@@ -57,8 +69,39 @@ class TrainConfig:
             )
         if self.loss_chunk_tokens < 0:
             problems.append(Problem("train.loss_chunk_tokens", f"{self.loss_chunk_tokens} is negative"))
+        if self.z_loss < 0:
+            problems.append(Problem("train.z_loss", f"{self.z_loss} is negative", "0 is none"))
+        problems += self._checkpointing_problems()
         if not 0 < self.collective_timeout_s <= 86_400:
             problems.append(
                 Problem("train.collective_timeout_s", f"{self.collective_timeout_s:g} is not in (0, 86400]")
             )
+        return problems
+
+    def _checkpointing_problems(self) -> list[Problem]:
+        problems = []
+        if self.activation_offload and self.activation_checkpointing == "selective":
+            message = "would move the inputs of blocks, but nothing that activation_checkpointing=selective keeps"
+            fix = "set train.activation_checkpointing=full, or train.activation_offload=false"
+            problems.append(Problem("train.activation_offload", message, fix))
+        every, budget = self.activation_checkpointing_every, self.activation_memory_budget
+        if every < 1:
+            problems.append(Problem("train.activation_checkpointing_every", f"{every} is not positive", "1 is all"))
+        elif every > 1 and self.activation_checkpointing == "none":
+            message = "would be ignored by train.activation_checkpointing=none"
+            fix = "set train.activation_checkpointing=full or selective"
+            problems.append(Problem("train.activation_checkpointing_every", message, fix))
+        if budget is None:
+            return problems
+        key = "train.activation_memory_budget"
+        if not 0 < budget <= 1:
+            fix = "0.5 keeps half of what the compiler would keep; train.activation_checkpointing=full keeps least"
+            problems.append(Problem(key, f"{budget} is not in (0, 1]", fix))
+        if not self.compile:
+            fix = "set train.compile=true, or train.activation_checkpointing instead"
+            problems.append(Problem(key, f"{budget} is kept by the compiler, and train.compile is false", fix))
+        if self.activation_checkpointing != "none":
+            message = f"{budget} decides what is kept, and so does train.activation_checkpointing="
+            fix = f"set train.activation_checkpointing=none, or {key}=null"
+            problems.append(Problem(key, message + self.activation_checkpointing, fix))
         return problems

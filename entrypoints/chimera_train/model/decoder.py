@@ -77,14 +77,16 @@ class Head(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
 
-    def forward(self, x_BSD: Tensor, labels_BS: Tensor | None, chunk_tokens: int) -> Tensor | LossSum:
-        return _logits_or_loss(x_BSD, self.weight, labels_BS, chunk_tokens)
+    def forward(self, x_BSD: Tensor, labels_BS: Tensor | None, chunk_tokens: int, z_loss: float) -> Tensor | LossSum:
+        return _logits_or_loss(x_BSD, self.weight, labels_BS, chunk_tokens, z_loss)
 
 
-def _logits_or_loss(x_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor | None, chunk_tokens: int) -> Tensor | LossSum:
+def _logits_or_loss(
+    x_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor | None, chunk_tokens: int, z_loss: float
+) -> Tensor | LossSum:
     group = sharing_group(weight_VD)
     if labels_BS is not None:
-        return chunked_cross_entropy(x_BSD, local(weight_VD), labels_BS, chunk_tokens, group)
+        return chunked_cross_entropy(x_BSD, local(weight_VD), labels_BS, chunk_tokens, group, z_loss)
     logits_BSV = F.linear(x_BSD, local(weight_VD))
     return logits_BSV if group is None else whole_vocabulary(logits_BSV, group)
 
@@ -92,15 +94,19 @@ def _logits_or_loss(x_BSD: Tensor, weight_VD: Tensor, labels_BS: Tensor | None, 
 class Decoder(nn.Module):
     """The whole model, or one stage of it. Parameter names are those of checkpoints, whatever the parallelism.
 
-    `loss_chunk_tokens` is train.loss_chunk_tokens: tokens whose logits exist at one time; 0 is all of them.
+    `loss_chunk_tokens` is train.loss_chunk_tokens: tokens whose logits exist at one time; 0 is all of them. `z_loss` is
+    train.z_loss.
     """
 
-    def __init__(self, config: ModelConfig, *, stage: Stage | None = None, loss_chunk_tokens: int = 0):
+    def __init__(
+        self, config: ModelConfig, *, stage: Stage | None = None, loss_chunk_tokens: int = 0, z_loss: float = 0.0
+    ):
         super().__init__()
         stage = stage or whole(config)
         self.config = config
         self.stage = stage
         self.loss_chunk_tokens = loss_chunk_tokens
+        self.z_loss = z_loss
         self.sequence = WholeSequence()
         """Which tokens of every sequence this rank has, and so what it is fed."""
         self.sequence_split = 1
@@ -136,9 +142,9 @@ class Decoder(nn.Module):
         assert self.norm is not None
         x_BSD = self.norm(x_BSD)
         if self.head is not None:
-            return self.head(x_BSD, labels_BS, self.loss_chunk_tokens)
+            return self.head(x_BSD, labels_BS, self.loss_chunk_tokens, self.z_loss)
         assert self.embedding is not None
-        return _logits_or_loss(x_BSD, self.embedding.weight, labels_BS, self.loss_chunk_tokens)
+        return _logits_or_loss(x_BSD, self.embedding.weight, labels_BS, self.loss_chunk_tokens, self.z_loss)
 
     def _balance_weight(self, labels_BS: Tensor | None) -> Tensor | None:
         """The load-balancing loss is the mean over the layers with experts, and counts once a valid token, so that it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,5 +30,8 @@ class Linear(nn.Linear):
     tensor in every operation, and lets any operation be used in between.
     """
 
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(F.linear)
+    """(x, weight, bias) → x @ weight.T + bias, in what format ever."""
+
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
+        return self.product(x, local(self.weight), None if self.bias is None else local(self.bias))

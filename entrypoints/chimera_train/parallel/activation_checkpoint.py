@@ -28,16 +28,17 @@ ATTENTION_OPS = (
     aten.topk.default,
 )
 COMMUNICATION_OPS = (
-    # Slow, and a repetition would wait for the other ranks again.
+    # Slow, and a repetition would wait for the other ranks again. All-gathers are repeated: what they give is the whole
+    # sequence, as many times a rank's part as there are ranks.
     torch.ops._c10d_functional.all_to_all_single.default,
     torch.ops._c10d_functional.all_reduce.default,
-    # Of tensor parallel. Not its all-gathers, whose results are as large as all that selection saves.
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
 )
 MATMUL_OPS = (
     # Every second one is kept: half the memory of the projections for half of their repetition.
     aten.mm.default,
     aten._grouped_mm.default,
+    aten._scaled_mm.default,
 )
 
 

@@ -1,5 +1,5 @@
-"""Parallelism, applied to a model that knows nothing of it, in this order: tensor → experts → context → checkpointing →
-compile → FSDP."""
+"""Parallelism, applied to a model that knows nothing of it, in this order: tensor → experts → context → 8-bit products →
+checkpointing → compile → offload → FSDP."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import shutil
 import sys
 
 import torch
+from torch._functorch import config as functorch_config
 
 from ..config import ConfigError, Problem, TrainRecipe
 from ..model import Decoder
 from ..model.decoder import Block
 from ..model.moe import LocalDispatch, MixtureOfExperts
 from .activation_checkpoint import apply_activation_checkpointing
+from .activation_offload import Offload
 from .context import apply_context_parallel
 from .expert import apply_expert_parallel
 from .fsdp import shard
+from .low_precision import apply_low_precision
 from .meshes import Meshes
 from .tensor import apply_tensor_parallel
 
@@ -30,15 +33,23 @@ def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_
     apply_tensor_parallel(model, meshes)
     apply_expert_parallel(model, meshes)
     apply_context_parallel(model, recipe.parallel.context_backend, meshes)
-    for block in model.layers.values():
-        apply_activation_checkpointing(block, recipe.train.activation_checkpointing)
+    apply_low_precision(model, recipe.precision, meshes.device_type)
+    for number, block in model.layers.items():
+        if int(number) % recipe.train.activation_checkpointing_every == 0:
+            apply_activation_checkpointing(block, recipe.train.activation_checkpointing)
     if recipe.train.compile:
         if compile_backend == "inductor" and meshes.device_type == "cpu":
             _check_compiler()
+        budget = recipe.train.activation_memory_budget
+        functorch_config.activation_memory_budget = 1.0 if budget is None else budget
         for block in model.layers.values():
             part = block if _is_one_graph(block) else block.attention
             # The forward alone, so that FSDP's hooks stay outside of the graph.
             part.forward = torch.compile(part.forward, backend=compile_backend, fullgraph=True)
+    if recipe.train.activation_offload:
+        offload = Offload(meshes.device_type)
+        for block in model.layers.values():
+            offload.apply(block)
     shard(model, recipe, meshes)
 
 

@@ -20,7 +20,12 @@ def build_model(
     parts = []
     for number in meshes.layout.stage_numbers(meshes.at["pipeline"]):
         with torch.device("meta"):
-            part = Decoder(recipe.model, stage=cut[number], loss_chunk_tokens=recipe.train.loss_chunk_tokens)
+            part = Decoder(
+                recipe.model,
+                stage=cut[number],
+                loss_chunk_tokens=recipe.train.loss_chunk_tokens,
+                z_loss=recipe.train.z_loss,
+            )
         parallelize(part, recipe, meshes, compile_backend=compile_backend)
         part.to_empty(device=device)
         parts.append(part)
