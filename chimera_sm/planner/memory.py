@@ -132,7 +132,7 @@ def activation_bytes(case: Occupancy, rank: int, layers: int) -> float:
     if train.activation_memory_budget is not None:
         kept = max(least, train.activation_memory_budget * whole)
     if train.activation_offload:
-        kept *= min(1.0, 2 / (layers * in_flight(case, stage)))  # of the block at work, and of the one fetched ahead
+        kept *= min(1.0, 2 / (layers * in_flight(case, rank)))  # of the block at work, and of the one fetched ahead
     working = coefficient("working_set_layers") * whole_layer_bytes_per_token(case)
     return case.tokens * (kept * layers * in_flight(case, rank) + working)
 

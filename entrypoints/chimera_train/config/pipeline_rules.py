@@ -44,6 +44,14 @@ def _split_backward_problems(parallel: ParallelConfig, train: TrainConfig) -> li
                 f"set parallel.reshard_after_forward=false, {others}",
             )
         )
+    if train.activation_offload:
+        problems.append(
+            Problem(
+                "train.activation_offload",
+                f"with {schedule}: what is brought back stays for both parts of backward, and nothing is gained",
+                f"set train.activation_offload=false, {others}",
+            )
+        )
     if train.activation_checkpointing == "selective":
         problems.append(
             Problem(
