@@ -1,5 +1,5 @@
-"""Parallelism, applied to a model that knows nothing of it, in this order: tensor → experts → context → 8-bit products →
-checkpointing → compile → offload → FSDP."""
+"""Parallelism, applied to a model that knows nothing of it, in this order: tensor → experts → context →
+8-bit products → checkpointing → compile → offload → FSDP."""
 
 from __future__ import annotations
 
