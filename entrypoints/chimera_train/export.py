@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -44,6 +45,10 @@ _EXPORTED = re.compile(
     r"|tokenizer\.json"
 )
 """Names of the files that an export writes."""
+
+
+_Held = list[dict[str, tuple[torch.Size, torch.dtype]]]
+"""By rank: the tensors that it has anything of, with their whole shapes."""
 
 
 class ExportError(RuntimeError):
@@ -125,15 +130,19 @@ def export_model(
     ranks = Ranks(workers_per_host=1)
     folder = _Folder(out, config, dtype, tokenizer)
     model.state_dict()  # brings FSDP's parameters back to their shards
-    tensors = {plain_name(name): t for name, t in [*model.named_parameters(), *model.named_buffers()]}
-    files = _plan({name: t.numel() for name, t in tensors.items()}, dtype, MAX_FILE_BYTES)
+    tensors = {plain_name(name): t.detach() for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    device = next(iter(tensors.values())).device
+    # A rank of a pipeline has the parameters of its own stages.
+    held = ranks.together(lambda: {name: (t.shape, t.dtype) for name, t in tensors.items()})
+    sizes = {name: tensor.numel() for name, tensor in empty_model(config).state_dict().items()}
+    files = _plan(sizes, dtype, MAX_FILE_BYTES)
     try:
         ranks.together(lambda: folder.start(replace=True) if ranks.first else None)
         for file, names in files.items():
             whole = {}
             for name in names:
-                tensor = _gathered(tensors[name])
-                if ranks.first:
+                tensor = _brought_to_first(name, tensors.get(name), held, ranks, device)
+                if tensor is not None:
                     whole[name] = tensor.cpu()
             write = functools.partial(folder.write_weights, file, whole)
             ranks.together(write if ranks.first else lambda: None)
@@ -144,9 +153,24 @@ def export_model(
         raise ExportError(f"the export to {out} failed: {failure}") from None
 
 
-def _gathered(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _brought_to_first(
+    name: str, tensor: Tensor | None, held: _Held, ranks: Ranks, device: torch.device
+) -> Tensor | None:
+    """The whole tensor, on rank 0. `tensor` is what this rank has of it, and `held` says, by rank, who has anything."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    holder = next(rank for rank, names in enumerate(held) if name in names)
+    if holder == 0:
+        return tensor if ranks.first else None
+    if ranks.first:
+        shape, dtype = held[holder][name]
+        whole = torch.empty(shape, dtype=dtype, device=device)
+        dist.recv(whole, src=holder)
+        return whole
+    if ranks.rank == holder:
+        assert tensor is not None
+        dist.send(tensor.contiguous(), dst=0)
+    return None
 
 
 def _plan(sizes: Mapping[str, int], dtype: str, max_file_bytes: int) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """Rules of the recipe that come from how the trainer computes."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,8 @@ from chimera_train.config import (
     TrainRecipe,
 )
 from chimera_train.config.context import context_problems
+from chimera_train.config.pipeline_rules import pipeline_problems
+from chimera_train.config.schedules import SCHEDULES
 from chimera_train.config.tensor import tensor_problems
 
 EXPERTS = ModelConfig(
@@ -167,3 +170,42 @@ def test_an_export_that_no_architecture_fits_is_refused_before_the_run():
     (problem,) = replace(plain, checkpoint=CheckpointConfig(interval_steps=1, export_at_end=True)).validate()
     assert problem.key == "checkpoint.export_at_end"
     assert "cannot have model.num_shared_experts=1" in problem.message
+
+
+def pipeline_keys(train: dict | None = None, **parallel: Any) -> list[str]:
+    config = ParallelConfig(pipeline_parallel=2, **parallel)
+    times = {"num_steps": 1, "global_batch_size": 8, "micro_batch_size": 1, "sequence_length": 8}
+    deep = replace(SPLIT, num_layers=6)
+    return [p.key for p in config.validate() + pipeline_problems(deep, config, TrainConfig(**times, **(train or {})))]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_that_splits_backward_wants_parameters_kept_and_graphs_that_last(schedule):
+    refused = SCHEDULES[schedule].splits_backward
+    for key, setting in (
+        ("parallel.reshard_after_forward", {"reshard_after_forward": True}),
+        ("train.activation_checkpointing", {"train": {"activation_checkpointing": "selective"}}),
+        ("train.compile", {"train": {"compile": True}}),
+    ):
+        assert pipeline_keys(pipeline_schedule=schedule, **setting) == ([key] if refused else [])
+    for setting in ({}, {"reshard_after_forward": False}, {"train": {"activation_checkpointing": "full"}}):
+        assert not pipeline_keys(pipeline_schedule=schedule, **setting)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages_per_rank", "key"),
+    [
+        ("1f1b", 1, None),
+        ("1f1b", 2, "parallel.stages_per_rank"),
+        ("zbv", 3, "parallel.stages_per_rank"),
+        ("interleaved_1f1b", 0, "parallel.stages_per_rank"),
+        ("interleaved_1f1b", 2, None),
+        ("interleaved_1f1b", 4, "parallel.pipeline_parallel"),  # eight stages for six layers
+    ],
+)
+def test_stages_fit_the_schedule_and_the_model(schedule, stages_per_rank, key):
+    assert pipeline_keys(pipeline_schedule=schedule, stages_per_rank=stages_per_rank) == ([key] if key else [])
+
+
+def test_stages_without_a_pipeline_would_be_ignored():
+    assert [p.key for p in ParallelConfig(stages_per_rank=2).validate()] == ["parallel.stages_per_rank"]

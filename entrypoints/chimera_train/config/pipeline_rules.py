@@ -64,7 +64,8 @@ def _split_backward_problems(parallel: ParallelConfig, train: TrainConfig) -> li
         problems.append(
             Problem(
                 "train.compile",
-                f"true with {schedule}: a compiled block has one backward, which cannot run in two parts",
+                f"true with {schedule}: a compiled block has one backward, which would run whole in both parts; torch "
+                "has no support for it",
                 f"set train.compile=false, {others}",
             )
         )
