@@ -6,19 +6,40 @@ renamed its functions in between. `group` is the name of a process group, `size`
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 _c10d = torch.ops._c10d_functional
 
 
-def all_gather(x: Tensor, dim: int, size: int, group: str) -> Tensor:
-    """The ranks' tensors of equal shape, joined along `dim` in rank order."""
-    parts = _c10d.wait_tensor(_c10d.all_gather_into_tensor(x.contiguous(), size, group))
-    return parts if dim == 0 else torch.cat(parts.chunk(size), dim)
+def all_gather(x: Tensor, dim: int, size: int, group: str, *, by_copy: bool = False) -> Tensor:
+    """The ranks' tensors of equal shape, joined along `dim` (not negative) in rank order.
+
+    `by_copy` joins by a copy where none is needed: the only form that inductor's pass for overlap knows along other
+    dimensions than the first. It takes the copy out again.
+    """
+    if _leads(x, dim) and not (by_copy and dim):
+        return _gathered(x.flatten(0, dim), size, group).unflatten(0, (*x.shape[:dim], -1))
+    return torch.cat(_gathered(x, size, group).chunk(size), dim)
 
 
 def reduce_scatter(x: Tensor, dim: int, size: int, group: str) -> Tensor:
-    """This rank's part along `dim`, of `size` equal ones in rank order, of the sum over ranks."""
-    parts = x.contiguous() if dim == 0 else torch.cat(x.chunk(size, dim))
-    return _c10d.wait_tensor(_c10d.reduce_scatter_tensor(parts, "sum", size, group))
+    """This rank's part along `dim` (not negative), of `size` equal ones in rank order, of the sum over ranks."""
+    if _leads(x, dim):
+        return _scattered(x.flatten(0, dim), size, group).unflatten(0, (*x.shape[:dim], -1))
+    return _scattered(torch.cat(x.chunk(size, dim)), size, group)
+
+
+def _leads(x: Tensor, dim: int) -> bool:
+    """The ranks' parts along `dim` stand one after another in memory, so that they need no copy."""
+    return math.prod(x.shape[:dim]) == 1
+
+
+def _gathered(x: Tensor, size: int, group: str) -> Tensor:
+    return _c10d.wait_tensor(_c10d.all_gather_into_tensor(x.contiguous(), size, group))
+
+
+def _scattered(x: Tensor, size: int, group: str) -> Tensor:
+    return _c10d.wait_tensor(_c10d.reduce_scatter_tensor(x.contiguous(), "sum", size, group))

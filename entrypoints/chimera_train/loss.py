@@ -122,4 +122,4 @@ def _over_vocabulary(log_normalizer: Tensor, target_logit: Tensor, group: dist.P
 
 def whole_vocabulary(logits_BSV: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Logits of the whole vocabulary, from those of every rank's rows. For evaluation: gradients do not pass."""
-    return all_gather(logits_BSV.detach(), -1, group.size(), group.group_name)
+    return all_gather(logits_BSV.detach(), 2, group.size(), group.group_name)

@@ -95,6 +95,22 @@ def test_tensor_parallel_is_told_the_degrees_that_divide_every_size():
 
 
 @pytest.mark.parametrize(
+    ("degree", "compiled", "says"),
+    [
+        (2, True, []),
+        (1, True, ["tensor_parallel=1"]),
+        (2, False, ["train.compile=false"]),
+        (1, False, ["=1", "=false"]),
+    ],
+)
+def test_async_tensor_parallel_without_effect_is_an_error(degree, compiled, says):
+    train = TrainConfig(num_steps=1, global_batch_size=1, micro_batch_size=1, sequence_length=32, compile=compiled)
+    problems = tensor_problems(SPLIT, ParallelConfig(tensor_parallel=degree, async_tensor_parallel=True), train)
+    assert [p.key for p in problems] == ["parallel.async_tensor_parallel"] * len(says)
+    assert all(text in problem.message for text, problem in zip(says, problems, strict=True))
+
+
+@pytest.mark.parametrize(
     ("parallel", "data", "model", "broken"),
     [
         ({"context_parallel": 2}, {}, {}, None),

@@ -25,6 +25,9 @@ class ParallelConfig:
     """Ranks over which parameters, gradients and optimizer states are sharded. None: what the other degrees leave."""
     tensor_parallel: int = 1
     """Stays inside a host."""
+    async_tensor_parallel: bool = False
+    """Cut the matrix products beside tensor parallel's collectives into pieces that overlap with them, over the GPUs'
+    symmetric memory. Needs train.compile and tensor_parallel above 1."""
     pipeline_parallel: int = 1
     context_parallel: int = 1
     """Ranks that share every sequence, each with two pieces of it: 2 × context_parallel × tensor_parallel divides

@@ -1,4 +1,4 @@
-"""What tensor parallel asks of a recipe: the sizes that it splits must divide evenly."""
+"""What tensor parallel asks of a recipe."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from .train import TrainConfig
 
 
 def tensor_problems(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> list[Problem]:
+    return _uneven(model, parallel, train) + _without_effect(parallel, train)
+
+
+def _uneven(model: ModelConfig, parallel: ParallelConfig, train: TrainConfig) -> list[Problem]:
     """One problem, which names every size that the degree does not divide and the degrees that would do."""
     degree = parallel.tensor_parallel
     sizes = {"model.num_heads": model.num_heads, "model.vocab_size": model.vocab_size}
@@ -25,3 +29,17 @@ def tensor_problems(model: ModelConfig, parallel: ParallelConfig, train: TrainCo
         return []
     fix = f"use one of {divisors(math.gcd(*sizes.values()))}"
     return [Problem("parallel.tensor_parallel", f"{degree} does not divide {', '.join(broken)}", fix)]
+
+
+def _without_effect(parallel: ParallelConfig, train: TrainConfig) -> list[Problem]:
+    if not parallel.async_tensor_parallel:
+        return []
+    key, off = "parallel.async_tensor_parallel", "set parallel.async_tensor_parallel=false"
+    problems = []
+    if parallel.tensor_parallel == 1:
+        message = "true, but parallel.tensor_parallel=1 has no collectives to overlap"
+        problems.append(Problem(key, message, f"{off}, or a degree above 1"))
+    if not train.compile:
+        message = "true, but it is the compiler that cuts the matrix products, and train.compile=false"
+        problems.append(Problem(key, message, f"{off}, or train.compile=true"))
+    return problems

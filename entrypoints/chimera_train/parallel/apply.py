@@ -21,7 +21,7 @@ from .expert import apply_expert_parallel
 from .fsdp import shard
 from .low_precision import apply_low_precision
 from .meshes import Meshes
-from .tensor import apply_tensor_parallel
+from .tensor import apply_tensor_parallel, overlap_collectives
 
 
 def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_backend: str = "inductor") -> None:
@@ -30,7 +30,9 @@ def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_
     if not recipe.precision.master_weights:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(getattr(torch, recipe.precision.param_dtype))
-    apply_tensor_parallel(model, meshes)
+    apply_tensor_parallel(model, meshes, overlapped=recipe.parallel.async_tensor_parallel)
+    if recipe.parallel.async_tensor_parallel:
+        overlap_collectives(meshes)
     apply_expert_parallel(model, meshes)
     apply_context_parallel(model, recipe.parallel.context_backend, meshes)
     apply_low_precision(model, recipe.precision, meshes.device_type)

@@ -12,12 +12,14 @@ Shapes, by suffix: B sequences, S tokens a sequence, T = S / tensor of them, D h
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..config import ConfigError, Problem
 from ..model import Decoder
 from ..model.decoder import Embedding
 from ..model.feed_forward import FeedForward
@@ -33,13 +35,14 @@ INPUT_SPLIT = {"o_proj", "down_proj"}
 """Projections back to the hidden size: their outputs are addends ("row parallel")."""
 
 
-def apply_tensor_parallel(model: Decoder, meshes: Meshes) -> None:
-    """Split weights and put collectives at the borders, in place; nothing where the degree is 1."""
+def apply_tensor_parallel(model: Decoder, meshes: Meshes, *, overlapped: bool) -> None:
+    """Split weights and put collectives at the borders, in place; nothing where the degree is 1. `overlapped`:
+    parallel.async_tensor_parallel."""
     if meshes.layout.tensor == 1:
         return
     mesh = meshes.tensor
     for block in model.layers.values():
-        _enter_whole(block.attention, mesh, dim=1)
+        _enter_whole(block.attention, mesh, dim=1, by_copy=overlapped)
         # A token's feed-forward needs no other token: in any order, so gathering along B spares a copy.
         if isinstance(block.feed_forward, FeedForward):
             _enter_whole(block.feed_forward, mesh, dim=0)
@@ -53,7 +56,24 @@ def apply_tensor_parallel(model: Decoder, meshes: Meshes) -> None:
     model.sequence_split = meshes.layout.tensor
 
 
-def _enter_whole(module: nn.Module, mesh: DeviceMesh, dim: int) -> None:
+def overlap_collectives(meshes: Meshes) -> None:
+    """Have inductor fuse each gather with the matrix products after it, and each scatter with the one before it, before
+    anything is compiled. Collective. Raises ConfigError where there are no GPUs."""
+    if meshes.device_type != "cuda":
+        message = f"true, but it needs the symmetric memory of GPUs, and this worker runs on {meshes.device_type}"
+        raise ConfigError([Problem("parallel.async_tensor_parallel", message, "set it to false")])
+    import torch._inductor.config as inductor
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    inductor._micro_pipeline_tp = True
+    group = meshes.tensor.get_group().group_name
+    with warnings.catch_warnings():
+        # It is said to be needless; torch 2.13's own pass leaves out a group for which it was not called.
+        warnings.simplefilter("ignore", FutureWarning)
+        symmetric_memory.enable_symm_mem_for_group(group)
+
+
+def _enter_whole(module: nn.Module, mesh: DeviceMesh, dim: int, by_copy: bool = False) -> None:
     """Split the projections of `module`, whose first argument is gathered along `dim` and whose output is scattered."""
     for name, projection in module.named_children():
         if name in OUTPUT_SPLIT | INPUT_SPLIT:
@@ -61,7 +81,9 @@ def _enter_whole(module: nn.Module, mesh: DeviceMesh, dim: int) -> None:
             if projection.bias is not None:
                 assert name in OUTPUT_SPLIT, f"{name}: its output is an addend, so every rank would add the bias"
                 split_parameter(projection, "bias", mesh, dim=0)
-    module.register_forward_pre_hook(lambda module, inputs: (gather(inputs[0], dim, mesh.get_group()), *inputs[1:]))
+    module.register_forward_pre_hook(
+        lambda module, inputs: (gather(inputs[0], dim, mesh.get_group(), by_copy), *inputs[1:])
+    )
     module.register_forward_hook(lambda module, inputs, output: scatter(output, dim, mesh.get_group()))
 
 
