@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from spawn import run_distributed
-from test_parity_layouts import Row, global_batch, recipe_of
+from test_parity_layouts import Row, global_batch, parallelized, recipe_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chimera_train.config import layout
@@ -40,8 +40,8 @@ class Collectives(TorchDispatchMode):
         self.counts = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            self.counts[func._schema.name.removeprefix("c10d::")] += 1
+        if func.namespace in ("c10d", "_c10d_functional") and "wait_tensor" not in func._schema.name:
+            self.counts[func._schema.name.split("::")[1]] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -78,3 +78,38 @@ def test_collectives_of_a_step(counted, name):
     assert seen == EXPECTED[name], computing
     assert sum(computing.values()) == sum(seen), computing
     assert finishing == {"allreduce_": 1}
+
+
+BLOCKS, BORDERS = 2, 4  # of two blocks: into attention and feed-forward, and out of them
+TENSOR_EXPECTED = {
+    # Gathers and scatters. Forward: one at every border, a gather before the head and one of the loss's normalizers, a
+    # scatter after the embedding. Backward: the opposite of each but the normalizers'.
+    "none": (2 * BORDERS + 3, 2 * BORDERS + 2),
+    # The repetition gathers again what was not kept,
+    "selective": (2 * BORDERS + 3 + BORDERS, 2 * BORDERS + 2),
+    # and scatters after attention; it ends before the scatter after the feed-forward, which nothing in backward reads.
+    "full": (2 * BORDERS + 3 + BORDERS, 2 * BORDERS + 2 + BLOCKS),
+}
+
+
+def count_tensor() -> dict[str, tuple[Counter, Counter]]:
+    found = {}
+    for mode in TENSOR_EXPECTED:
+        row = Row(mode, 2, "halves", parallel={"tensor_parallel": 2}, train={"activation_checkpointing": mode})
+        recipe = recipe_of(row)
+        model, meshes = parallelized(recipe, layout(recipe.parallel, hosts=1, workers_per_host=2))
+        initialize(model, 0)
+        with Collectives() as computing:
+            sums = forward_backward(model, recipe, [global_batch(1, False)], torch.device("cpu"))
+        with Collectives() as finishing:
+            finish_gradients(model, recipe.optim, sums, meshes, step=1)
+        found[mode] = (computing.counts, finishing.counts)
+    return found
+
+
+@pytest.mark.train
+def test_collectives_of_a_step_with_tensor_parallel():
+    for mode, (computing, finishing) in run_distributed(count_tensor, 2)[0].items():
+        gathers, scatters = TENSOR_EXPECTED[mode]
+        assert computing == {"all_gather_into_tensor": gathers, "reduce_scatter_tensor": scatters}, mode
+        assert finishing == {"allreduce_": 2}, "what is not split is completed at once; then all that ranks agree on"
