@@ -28,7 +28,9 @@ def all_gather(x: Tensor, dim: int, size: int, group: str, *, by_copy: bool = Fa
 def reduce_scatter(x: Tensor, dim: int, size: int, group: str) -> Tensor:
     """This rank's part along `dim` (not negative), of `size` equal ones in rank order, of the sum over ranks."""
     if _leads(x, dim):
-        return _scattered(x.flatten(0, dim), size, group).unflatten(0, (*x.shape[:dim], -1))
+        part = _scattered(x.flatten(0, dim), size, group)
+        # The one view that autograd does not take for one: FSDP warns of a module that returns a view.
+        return torch.ops.aten._unsafe_view(part, (*x.shape[:dim], *part.shape))
     return _scattered(torch.cat(x.chunk(size, dim)), size, group)
 
 
