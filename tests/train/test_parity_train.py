@@ -364,3 +364,23 @@ def test_compiling_without_a_compiler_is_one_line(root):
     assert codes == [1], outputs
     assert "error: train.compile: compiling needs a C++ compiler, and this machine has none" in outputs[0]
     assert "Traceback" not in outputs[0]
+
+
+def test_a_run_goes_on_with_another_degree_of_context_parallel(root):
+    def file(degree: int, steps: int) -> RecipeFile:
+        return recipe_file(
+            workers=2,
+            parallel={"context_parallel": degree},
+            train={"num_steps": steps},
+            data={"separate_documents": True},
+            optim={"schedule": "constant"},
+        )
+
+    for degree, steps in ((2, 4), (1, 6), (2, STEPS)):
+        codes, outputs = run(root, file(degree, steps))
+        assert codes == [0, 0], outputs
+    assert "steps 7 to 8" in outputs[0]
+    straight = fresh(root, "straight")
+    codes, outputs = run(straight, file(1, STEPS))
+    assert codes == [0, 0], outputs
+    assert losses(root) == pytest.approx(losses(straight), abs=1e-5)
