@@ -21,6 +21,7 @@ from chimera_train.config.context import context_problems
 from chimera_train.config.pipeline_rules import pipeline_problems
 from chimera_train.config.schedules import SCHEDULES
 from chimera_train.config.tensor import tensor_problems
+from chimera_train.parallel.apply import check_flash_attention
 
 EXPERTS = ModelConfig(
     name="m",
@@ -225,3 +226,13 @@ def test_stages_fit_the_schedule_and_the_model(schedule, stages_per_rank, key):
 
 def test_stages_without_a_pipeline_would_be_ignored():
     assert [p.key for p in ParallelConfig(stages_per_rank=2).validate()] == ["parallel.stages_per_rank"]
+
+
+def test_flash_attention_of_a_gpu_wants_16_bits():
+    full = recipe(SPLIT, "float32")
+    check_flash_attention(full, "cuda")
+    full = replace(full, data=DataConfig(name="d", separate_documents=True))
+    check_flash_attention(full, "cpu")
+    with pytest.raises(ConfigError, match=r"^precision.param_dtype: float32, but data.separate_documents run"):
+        check_flash_attention(full, "cuda")
+    check_flash_attention(replace(full, precision=replace(full.precision, param_dtype="bfloat16")), "cuda")

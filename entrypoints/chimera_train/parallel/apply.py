@@ -27,6 +27,7 @@ from .tensor import apply_tensor_parallel, overlap_collectives
 def parallelize(model: Decoder, recipe: TrainRecipe, meshes: Meshes, *, compile_backend: str = "inductor") -> None:
     """Apply the recipe's techniques in place. `model` may be on the meta device. Raises ConfigError where the machine
     lacks what compiling needs."""
+    check_flash_attention(recipe, meshes.device_type)
     if not recipe.precision.master_weights:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(getattr(torch, recipe.precision.param_dtype))
@@ -71,3 +72,18 @@ def _check_compiler() -> None:
         message = f"compiling needs a C++ compiler, and this machine has none ({compiler} is not there)"
         fix = "set train.compile=false, or install g++ (Debian: build-essential), or name one in CXX"
         raise ConfigError([Problem("train.compile", message, fix)])
+
+
+def check_flash_attention(recipe: TrainRecipe, device_type: str) -> None:
+    """Raise ConfigError where `model.flash` or `ring` would be given float32 on a GPU, whose kernel would fail in the
+    first step."""
+    window = recipe.model.sliding_window
+    uses = {
+        "parallel.context_parallel": recipe.parallel.context_parallel > 1,
+        "data.separate_documents": recipe.data.separate_documents,
+        "model.sliding_window": window is not None and window < recipe.train.sequence_length,
+    }
+    keys = [key for key, used in uses.items() if used]
+    if keys and device_type == "cuda" and recipe.precision.param_dtype == "float32":
+        message = f"float32, but {' and '.join(keys)} run on flash attention, which a GPU has in 16 bits only"
+        raise ConfigError([Problem("precision.param_dtype", message, "set precision=bf16")])
