@@ -7,6 +7,7 @@ import pytest
 
 from chimera_train.config import (
     CheckpointConfig,
+    ConfigError,
     DataConfig,
     LatentAttention,
     ModelConfig,
