@@ -11,13 +11,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from .config import MeshLayout, TrainRecipe
 from .data.held_out import HeldOut
 from .distributed import Worker
 from .model import Decoder
-from .parallel import Meshes, Pipeline
+from .parallel import Meshes, Pipeline, free_gathered
 from .signals import StopRequest
 from .step import forward_only
 
@@ -73,7 +72,8 @@ class Evaluator:
                     sums[source] += forward_only(model, batch, self._device)
         finally:
             model.train()
-            _free_gathered(model)
+            if not isinstance(model, Pipeline):  # which does it itself
+                free_gathered(model)
         sums *= meshes.reports_loss
         dist.all_reduce(sums)
         return [
@@ -90,10 +90,3 @@ class Evaluator:
         requests: Tensor = torch.tensor(float(stop.requested), device=self._device)
         dist.all_reduce(requests)
         return requests.item() > 0
-
-
-def _free_gathered(model: Decoder) -> None:
-    """What FSDP keeps gathered for a backward pass, which does not come here."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()

@@ -18,7 +18,7 @@ from chimera_train.data.indexed import ShardWriter, token_dtype
 from chimera_train.distributed import Worker
 from chimera_train.evaluation import STOP_CHECK_BATCHES, Evaluator
 from chimera_train.model import Decoder, initialize
-from chimera_train.parallel import Meshes, parallelize
+from chimera_train.parallel import Meshes, build_model
 from chimera_train.signals import StopRequest
 
 pytestmark = pytest.mark.train
@@ -27,6 +27,9 @@ CASES = [
     ("dense", 2, {}),
     ("tied", 2, {}),
     ("moe", 2, {}),
+    ("dense", 2, {"pipeline_parallel": 2}),
+    ("halves", 2, {"tensor_parallel": 2}),
+    ("dense", 2, {"context_parallel": 2}),
     ("dense", 4, {}),
     ("dense", 4, {"data_parallel": 2}),
 ]
@@ -70,8 +73,7 @@ def evaluate(channel, sources, tokenizer_sha256, model_name, parallel, stop_requ
     recipe = replace(recipe, parallel=ParallelConfig(**parallel), evaluation=EvaluationConfig(sources=sources))
     mesh_layout = layout(recipe.parallel, hosts=1, workers_per_host=world_size)
     meshes = Meshes(mesh_layout, "cpu")
-    model = Decoder(recipe.model, loss_chunk_tokens=recipe.train.loss_chunk_tokens)
-    parallelize(model, recipe, meshes)
+    model = build_model(recipe, meshes, torch.device("cpu"))
     initialize(model, recipe.train.seed)
     worker = Worker(rank, world_size, rank, world_size, torch.device("cpu"))
     evaluator = Evaluator(recipe, mesh_layout, worker, channel=channel, tokenizer_sha256=tokenizer_sha256)
@@ -119,9 +121,10 @@ def test_the_loss_is_exact_and_the_same_at_every_layout(channel, ranks):
     cases = [case for case in CASES if case[1] == ranks]
     sources = {name: name for name in sets}
     of_ranks = run_distributed(evaluate_all, ranks, cases, folder, sources, file_sha256(folder / "tokenizer.json"))
-    assert all(outcomes == of_ranks[0] for outcomes in of_ranks), "ranks disagree"
+    for outcomes in of_ranks[1:]:
+        assert outcomes == of_ranks[0], "ranks disagree"
     for (model_name, _, _), (results, sharded, training) in zip(cases, of_ranks[0], strict=True):
-        assert sharded
+        assert sharded == (ranks > 1), "one rank has nothing to split"
         assert training
         for name, loss, num_tokens in results:
             expected_loss, expected_tokens = reference(model_name, sets[name], 16)

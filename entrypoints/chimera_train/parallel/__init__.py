@@ -2,9 +2,9 @@
 
 from .apply import parallelize
 from .build import build_model
-from .fsdp import set_gradient_sync
+from .fsdp import free_gathered, set_gradient_sync
 from .meshes import Meshes
 from .pipeline import Pipeline
 from .router_bias import RouterBias
 
-__all__ = ["Meshes", "Pipeline", "RouterBias", "build_model", "parallelize", "set_gradient_sync"]
+__all__ = ["Meshes", "Pipeline", "RouterBias", "build_model", "free_gathered", "parallelize", "set_gradient_sync"]

@@ -70,6 +70,13 @@ def shard(model: Decoder, recipe: TrainRecipe, meshes: Meshes) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
+def free_gathered(part: Decoder) -> None:
+    """Back to shards, after a forward pass that no backward pass follows: that would have done it."""
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def _hide_from_selective_checkpointing(inside_block: nn.Module) -> None:
     """It counts a block's operations, which must be the same when they are repeated. Those by which FSDP gathers what
     is inside of the block are not: they depend on what is gathered already."""

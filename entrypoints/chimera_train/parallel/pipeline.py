@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
@@ -23,6 +22,7 @@ from ..config.schedules import PipelineSchedule
 from ..loss import LossSum
 from ..model import Decoder
 from ..model.parts import ModelParts
+from .fsdp import free_gathered
 from .meshes import Meshes
 from .tied import TiedEmbedding
 
@@ -108,9 +108,8 @@ class Pipeline(ModelParts):
         for work in sent:
             if work is not None:
                 work.wait()
-        for module in self.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        for part in self.parts:  # they are FSDP's roots; `self.modules()` has only what is inside of them
+            free_gathered(part)
         return self._rows_of(tokens)
 
     def _send(self, x: Tensor, target: int) -> dist.Work | None:
