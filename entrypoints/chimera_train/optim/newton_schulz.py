@@ -20,5 +20,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     x = x / (torch.linalg.matrix_norm(x.float(), keepdim=True) + 1e-7).to(x.dtype)
     for _ in range(STEPS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        # A term added inside of the product is rounded once with it: in bfloat16 that halves the error and more.
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if tall else x
