@@ -6,7 +6,7 @@ TORCH ?= torch>=2.11
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-quick lint bench clean
+.PHONY: demo test test-quick lint parity bench clean
 
 demo: .venv/installed-train ## Train a small model on this machine, through an interruption.
 	$(BIN)/python examples/demo.py
@@ -23,6 +23,9 @@ lint: .venv/installed-dev ## Style, types, and which room may import which.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+parity: .venv/installed-dev ## The whole parity table: every legal layout on up to 8 ranks against one process (an hour).
+	$(BIN)/python tests/train/parity_run.py --full
 
 bench: .venv/installed-dev ## Tables of speed on this machine.
 	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import chimera_sm as ch
-from chimera_sm.paths import entrypoints_dir
 from chimera_sm.runs.record import RunRecord
 from chimera_sm.targets.local.environment import host_environment
 from chimera_sm.targets.local.layout import RunFolder, lay_out
@@ -25,20 +23,6 @@ pytestmark = pytest.mark.train
 
 NUM_STEPS = 60
 VOCABULARY = 512
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    words = random.Random(5)
-    for document in range(20):
-        text = " ".join(f"{words.choice('abcdefgh')}{words.randrange(40)}" for _ in range(1500))
-        (folder / f"{document}.txt").write_text(text)
-    command = [sys.executable, "-m", "chimera_train.data.prepare", "--source", str(folder)]
-    command += ["--train-tokenizer", str(VOCABULARY), "--output", str(folder / "shards"), "--workers", "1"]
-    command += ["--held-out", "10"]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(entrypoints_dir())}, timeout=120)
-    return folder / "shards"
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +46,6 @@ def overrides(shards: Path) -> list[str]:
         "evaluation.interval_steps=10",
         "target.grace_s=60",
     ]
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder for the records; no run outlives the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CHIMERA_RUNS", str(tmp_path_factory.mktemp("runs")))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        yield
-        for run_id in RunRecord.list_ids():
-            ch.Run.attach(run_id).stop()
 
 
 Curve = list[tuple[int, float, float]]
