@@ -24,6 +24,7 @@ from chimera_sm.targets.local.layout import RunFolder, lay_out
 from chimera_sm.targets.local.process import ProcessId
 from chimera_sm.targets.local.state import read_state, write_state
 from chimera_sm.targets.local.target import _start_driver
+from chimera_train.config.contract import RECIPE_FILE
 
 TARGET = LocalTarget()
 
@@ -49,9 +50,11 @@ class FakeRun:
             max_attempts=2,
             num_steps=20,
         )
-        self.record = RunRecord.create("fake-1", {"target": "local"}, {JOB_FILE: self.job.to_bytes()})
+        code = bundle_files(2, 1)
+        files = {JOB_FILE: self.job.to_bytes(), RECIPE_FILE: code[RECIPE_FILE]}
+        self.record = RunRecord.create("fake-1", {"target": "local"}, files)
         self.folder = RunFolder(self.record.path)
-        lay_out(self.folder, self.job, bundle_files(2, 1), {"train": shards})
+        lay_out(self.folder, self.job, code, {"train": shards})
 
     def start(self, **fake: object) -> None:
         self._monkeypatch.setenv("FAKE", json.dumps(fake))

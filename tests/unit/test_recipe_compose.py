@@ -56,6 +56,7 @@ def test_every_option_of_every_group_decodes(group, option, tmp_path):
         ("parallel", "fsdp_tp_pp"): ["parallel.tensor_parallel=8"],
         ("model", "llama2_7b"): ["train.sequence_length=4096"],
         ("model", "llama3_tiny"): ["train.sequence_length=512"],
+        ("model", "mixtral_tiny"): ["train.sequence_length=512"],
         ("instances", "g5"): [],
     }
     compose([*base, f"{group}={option}", *needs.get((group, option), []), *extra.get((group, option), [])])
