@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from spawn import run_distributed
+from torch.distributed.tensor import DTensor
 
 from chimera_train.config import (
     CheckpointConfig,
@@ -207,6 +208,11 @@ def parallelized(recipe: TrainRecipe, mesh_layout: MeshLayout) -> tuple[Decoder 
     return build_model(recipe, meshes, torch.device("cpu"), compile_backend="aot_eager"), meshes
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy. One rank has its parameters as plain tensors."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
 def run_row(row: Row) -> Curve:
     """On every rank of a process group."""
     recipe = recipe_of(row)
@@ -219,7 +225,7 @@ def run_row(row: Row) -> Curve:
     initialize(model, recipe.train.seed)
     optimizer = build_optimizer(model, recipe, meshes)
     router_bias = RouterBias(model, recipe.model, meshes)
-    curve = Curve({n: p.full_tensor().detach().clone() for n, p in model.named_parameters()}, [], [], {})
+    curve = Curve({n: whole(p) for n, p in model.named_parameters()}, [], [], {})
     share = GLOBAL_BATCH // plan.data_parallel_size
     for step in range(1, row.steps + 1):
         mine = global_batch(step, row.masked, row.documents)[data_rank * share : (data_rank + 1) * share]
@@ -227,7 +233,7 @@ def run_row(row: Row) -> Curve:
         sums = forward_backward(model, recipe, micro_batches, torch.device("cpu"))
         result = finish_gradients(model, recipe.optim, sums, meshes, step=step)
         if step == 1:
-            curve.grads = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
+            curve.grads = {n: whole(p.grad) for n, p in model.named_parameters()}
         set_learning_rate(optimizer, learning_rate(step, recipe.optim, row.steps))
         optimizer.step()
         router_bias.step()
