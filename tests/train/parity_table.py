@@ -29,7 +29,7 @@ from chimera_train.config import (
     layout,
 )
 
-GLOBAL_BATCH, SEQUENCE, STEPS = 16, 16, 4
+GLOBAL_BATCH, SEQUENCE, STEPS = 8, 16, 2
 MAX_RANKS = {"pairwise": 4, "full": 8}
 DENSE = ModelConfig(
     name="dense", vocab_size=70, hidden_size=64, intermediate_size=72, num_layers=4, num_heads=8, num_kv_heads=4,

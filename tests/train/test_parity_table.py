@@ -12,16 +12,26 @@ from parity_table import COLUMNS, Row, full, pairwise
 ROWS = pairwise()
 
 
+ROWS_A_LAUNCH = 14
+
+
 @functools.cache
-def table(ranks: int) -> dict[Row, tuple[list[Curve], float]]:
-    return run_table([row for row in ROWS if row.ranks == ranks])
+def launched(start: int) -> dict[Row, tuple[list[Curve], float]] | AssertionError:
+    """Rows from `start` on. A launch that fails is not tried again for each of its rows."""
+    try:
+        return run_table(ROWS[start : start + ROWS_A_LAUNCH])
+    except AssertionError as error:
+        return error
 
 
 @pytest.mark.train
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_equals_one_process(row: Row):
-    found = difference(row, table(row.ranks)[row][0])
-    assert found.largest <= 1e-5, found
+    found = launched(ROWS.index(row) // ROWS_A_LAUNCH * ROWS_A_LAUNCH)
+    if isinstance(found, AssertionError):
+        raise found
+    different = difference(row, found[row][0])
+    assert different.largest <= 1e-5, different
 
 
 def test_every_legal_pair_has_a_row():
