@@ -38,6 +38,9 @@ def recipe(shards: Path, model: str) -> list[str]:
         "train.micro_batch_size=1",
         f"train.num_steps={NUM_STEPS}",
         "optim.warmup_steps=3",
+        # Else Adam's first steps are the gradient's sign, and one of nothing but rounding moves a weight as far as any
+        # other: enough to send a token to another expert.
+        "optim.eps=1e-4",
         "checkpoint.interval_steps=5",
         "target.grace_s=60",
     ]
@@ -77,6 +80,6 @@ def test_stopped_on_one_layout_and_resumed_on_another(one_process, shards: Path,
     assert STOP_AFTER <= len(run.metrics()) < NUM_STEPS
     run.resume(other)
     assert run.wait(timeout_s=240).state == "completed"
-    assert losses(run) == pytest.approx(one_process(model), abs=2e-4)
+    assert losses(run) == pytest.approx(one_process(model), abs=5e-5)
     log = (run.record.path / "logs" / "algo-1.log").read_text()
     assert "resuming at step" in log
