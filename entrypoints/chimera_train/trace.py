@@ -35,6 +35,7 @@ from .config import ConfigError, RecipeFile, TrainRecipe, batch_plan, layout
 from .config.contract import EXIT_FINISHED
 from .export import WrongArgument, read_recipe_file
 from .memory_trace import ACTIVATIONS, GATHERED, MemoryTrace
+from .model.local import local
 from .model.moe import Experts
 from .optim import build_optimizer, local_grad_norm_squared, scale_gradients
 from .parallel import Meshes, build_model
@@ -197,8 +198,6 @@ def _gradients(memory: MemoryTrace) -> Iterator[None]:
 
 
 def _local_numel(parameter: Tensor) -> int:
-    from .model.local import local
-
     return local(parameter.detach()).numel()
 
 

@@ -96,9 +96,9 @@ def arrange(run: RunFolder, job: LocalJob) -> None:
     """Before a resume: give every host of `job` what the newest recipe says. Code and data stay those of the launch; a
     host that the launch had not gets a copy. Safe to repeat."""
     first = run.ml("algo-1")
+    folder = first.channel(CODE_CHANNEL)
     code = {
         str(file.relative_to(folder)): file.read_bytes()
-        for folder in [first.channel(CODE_CHANNEL)]
         for file in folder.rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     }

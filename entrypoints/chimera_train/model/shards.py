@@ -26,9 +26,15 @@ class Shard:
 def shards(model: nn.Module) -> Iterator[Shard]:
     """Every parameter and persistent buffer of which this rank holds anything, in the model's order."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        shape, local, offset = tuple(tensor.shape), tensor.detach(), (0,) * tensor.ndim
-        if isinstance(local, DTensor):
-            _, offset = compute_local_shape_and_global_offset(shape, local.device_mesh, local.placements)
-            local = local.to_local()
+        local, offset = own_box(tensor)
         if local.numel():
-            yield Shard(name, shape, tuple(offset), local)
+            yield Shard(name, tuple(tensor.shape), offset, local)
+
+
+def own_box(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """What this rank holds of a tensor, whole or sharded, and where that starts in the whole of it."""
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor, (0,) * tensor.ndim
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local(), tuple(offset)

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ..config.optim import StateDtype
 from ..model.local import local
+from ..model.shards import own_box
 from . import states as storage
 from .rounding import key_of, random_bits, round_stochastically
 from .rules import Group, Rule
@@ -35,12 +34,8 @@ class Place:
 
 def place_of(parameter: Tensor) -> Place:
     """Of this rank's part. A vector is a matrix of one column."""
-    if isinstance(parameter, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(
-            parameter.shape, parameter.device_mesh, parameter.placements
-        )
-    else:
-        shape, offset = tuple(parameter.shape), (0,) * parameter.ndim
+    box, offset = own_box(parameter)
+    shape = tuple(box.shape)
     if 0 in shape:
         return Place(0, 0, 0, 0)
     if len(shape) == 1:
