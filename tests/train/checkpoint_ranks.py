@@ -102,6 +102,8 @@ class Odd:
 
     def digest(self) -> str:
         """Of all whole tensors of the model and the optimizer, under their plain names."""
+        from tensors import whole
+
         from chimera_train.checkpoint.state import model_tensors, optimizer_tensors
 
         tensors = model_tensors(self.model)
@@ -109,6 +111,5 @@ class Odd:
             tensors |= state
         digest = hashlib.sha256()
         for name in sorted(tensors):
-            whole = tensors[name].full_tensor() if hasattr(tensors[name], "full_tensor") else tensors[name]
-            digest.update(name.encode() + whole.detach().contiguous().numpy().tobytes())
+            digest.update(name.encode() + whole(tensors[name]).contiguous().numpy().tobytes())
         return digest.hexdigest()

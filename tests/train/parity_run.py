@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from parity_table import GLOBAL_BATCH, MODELS, SEQUENCE, STEPS, Row, full, pairwise
 from spawn import run_distributed
-from torch.distributed.tensor import DTensor
+from tensors import whole
 
 from chimera_train.checkpoint import Checkpointer, LoopState
 from chimera_train.config import (
@@ -79,10 +79,6 @@ def global_batch(step: int, row: Row) -> np.ndarray:
             tokens[sequence, 1 + sequence % SEQUENCE // 2 :] = IGNORE_INDEX
         tokens[5] = IGNORE_INDEX
     return tokens
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 def steps_of(recipe: TrainRecipe, row: Row, folder: Path, steps: range, *, save: bool = False) -> Curve:

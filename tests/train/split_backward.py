@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from spawn import run_ranks
+from tensors import whole
 from test_parity_layouts import Row, global_batch, parallelized, recipe_of
-from torch.distributed.tensor import DTensor
 
 from chimera_train.config import batch_plan, layout
 from chimera_train.model import initialize
@@ -62,11 +62,7 @@ def gradients(schedule: str, setting: str) -> dict[str, torch.Tensor | None]:
         global_batch(1, masked=False)[first : first + share], batch_plan(recipe.train, mesh_layout).accumulation_steps
     )
     forward_backward(model, recipe, micro_batches, torch.device("cpu"))
-    return {name: _whole(p.grad) for name, p in model.named_parameters()}
-
-
-def _whole(grad: torch.Tensor | None) -> torch.Tensor | None:
-    return grad.full_tensor() if isinstance(grad, DTensor) else grad
+    return {name: None if p.grad is None else whole(p.grad) for name, p in model.named_parameters()}
 
 
 def compared(rank: int, schedules: tuple[str, ...], settings: tuple[str, ...]) -> dict[tuple[str, str], Found]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from checkpoint_ranks import make_checkpointer
 from spawn import run_distributed
+from tensors import whole
 from test_parity_layouts import MODELS, Row, global_batch, recipe_of
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from chimera_train.checkpoint import LoopState
 from chimera_train.config import layout
@@ -62,15 +62,11 @@ def run(folder: Path, where: Layout, steps: int, seed: int) -> dict[str, Tensor]
         optimizer.zero_grad()
     if steps:
         checkpointer.save(step, model, optimizer, LoopState(step=step, tokens_seen=0, samples_seen=0, loader={}))
-    found = {name: _whole(tensor) for name, tensor in model.state_dict().items()}
+    found = {name: whole(tensor) for name, tensor in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
-            found[f"{name}: {key}"] = _whole(value)
+            found[f"{name}: {key}"] = whole(value)
     return found
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import torch
 from checkpoint_ranks import make_checkpointer
 from spawn import run_distributed
+from tensors import whole
 from test_parity_layouts import Row, parallelized, recipe_of
-from torch.distributed.tensor import DTensor
 
 from chimera_train.checkpoint import LoopState
 from chimera_train.checkpoint.state import fill_optimizer_state, model_tensors, optimizer_tensors
@@ -46,8 +46,7 @@ def digests(model, optimizer) -> dict[str, str]:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.detach().contiguous().numpy().tobytes()
+    return whole(tensor).contiguous().numpy().tobytes()
 
 
 def save_or_load(row: Row, root: Path, saves: bool) -> dict[str, str]:

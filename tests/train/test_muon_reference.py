@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from spawn import run_distributed
+from tensors import whole
 from test_parity_optim import Row, build, recipe_of, steps
 
 from chimera_train.optim.groups import is_orthogonalised
@@ -21,8 +22,7 @@ def ours(row: Row) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], li
     """Matrices before and after the steps, and the names of all parameters in their order."""
 
     def matrices() -> dict[str, torch.Tensor]:
-        wholes = ((n, getattr(p, "full_tensor", lambda p=p: p)()) for n, p in model.named_parameters())
-        return {n: whole.detach().clone() for n, whole in wholes if is_orthogonalised(n, whole)}
+        return {n: whole(p) for n, p in model.named_parameters() if is_orthogonalised(n, p)}
 
     model, optimizer = build(row, 1, 1)
     start = matrices()

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from spawn import run_distributed
-from torch.distributed.tensor import DTensor
+from tensors import whole
 
 from chimera_train.config import (
     CheckpointConfig,
@@ -206,11 +206,6 @@ def parallelized(recipe: TrainRecipe, mesh_layout: MeshLayout) -> tuple[Decoder 
     """On every rank of a process group: its part of the model, with storage but without values."""
     meshes = Meshes(mesh_layout, "cpu")
     return build_model(recipe, meshes, torch.device("cpu"), compile_backend="aot_eager"), meshes
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy. One rank has its parameters as plain tensors."""
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 def run_row(row: Row) -> Curve:

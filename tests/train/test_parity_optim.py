@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from spawn import run_distributed
+from tensors import whole
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from chimera_train.checkpoint.state import fill_optimizer_state, model_tensors, optimizer_tensors
@@ -124,7 +125,7 @@ def run(row: Row, ranks: int, folder: str) -> dict[str, torch.Tensor]:
         fill_optimizer_state(optimizer)
         dcp.load(tensors(model, optimizer), checkpoint_id=path)
     steps(model, optimizer, RESHARD_AT + 1, STEPS)
-    return {n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in tensors(model, optimizer).items()}
+    return {n: whole(t) for n, t in tensors(model, optimizer).items()}
 
 
 def run_rows(rows: list[Row], ranks: int, folder: str) -> dict[str, dict[str, torch.Tensor]]:

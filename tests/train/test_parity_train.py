@@ -310,18 +310,19 @@ def test_a_killed_rank_ends_the_others_with_retry_and_resume_is_bit_exact(root):
     assert losses(root) == losses(straight)
 
 
-def test_a_run_goes_on_with_another_tensor_parallel_degree(root):
-    def killed_at(step: int) -> dict[str, str]:
-        return {"CHIMERA_FAULT": f"kill:step:{step}:0"}
+def killed_at(step: int) -> dict[str, str]:
+    return {"CHIMERA_FAULT": f"kill:step:{step}:0"}
 
-    one = recipe_file()
-    two = recipe_file(workers=2, parallel={"tensor_parallel": 2}, checkpoint={"export_at_end": True})
-    codes, outputs = run(root, two, env=killed_at(4))
+
+def check_other_layouts(root, first: RecipeFile, one: RecipeFile, last: RecipeFile) -> None:
+    """Killed on the two ranks of `first` and on the one of `one`, a run ends on the two of `last`, which exports: its
+    losses are those of `one` alone, and its export is its last checkpoint."""
+    codes, outputs = run(root, first, env=killed_at(4))
     assert codes == [-signal.SIGKILL, 75], outputs
     codes, outputs = run(root, one, env=killed_at(7))
     assert codes == [-signal.SIGKILL], outputs
     assert "steps 4 to 8" in outputs[0]
-    codes, outputs = run(root, two)
+    codes, outputs = run(root, last)
     assert codes == [0, 0], outputs
     assert "steps 7 to 8" in outputs[0]
 
@@ -331,6 +332,11 @@ def test_a_run_goes_on_with_another_tensor_parallel_degree(root):
     saved, exported = CheckpointWeights(root / "checkpoints"), ExportedWeights(root / "model")
     for name, _ in empty_model(one.recipe.model).named_parameters():
         assert torch.equal(saved.read(name), exported.read(name)), name
+
+
+def test_a_run_goes_on_with_another_tensor_parallel_degree(root):
+    two = recipe_file(workers=2, parallel={"tensor_parallel": 2}, checkpoint={"export_at_end": True})
+    check_other_layouts(root, two, recipe_file(), two)
 
 
 def test_a_loss_that_is_not_finite_stops_every_rank_before_the_weights_move(root):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import time
 
 import numpy as np
@@ -11,42 +10,23 @@ import pytest
 import torch
 from spawn import run_ranks
 from test_parity_layouts import Row, global_batch, parallelized, recipe_of
-from test_parity_train import fresh, losses, recipe_file, root, run  # noqa: F401 root is a fixture
+from test_parity_train import check_other_layouts, recipe_file, root  # noqa: F401 root is a fixture
 
 from chimera_train.config import layout
 from chimera_train.model import initialize
 from chimera_train.parallel import Pipeline
 from chimera_train.step import forward_backward
-from chimera_train.weights import CheckpointWeights, ExportedWeights, empty_model
 
 pytestmark = pytest.mark.train
 TIED = {"name": "t", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_layers": 5, "num_heads": 4}
 TIED |= {"num_kv_heads": 2, "tie_embeddings": True}
 
 
-def killed_at(step: int) -> dict[str, str]:
-    return {"CHIMERA_FAULT": f"kill:step:{step}:0"}
-
-
 def test_a_run_goes_on_with_another_pipeline(root):  # noqa: F811
     one = recipe_file(model=TIED)
     v_shaped = recipe_file(workers=2, model=TIED, parallel={"pipeline_parallel": 2, "pipeline_schedule": "zbv"})
     plain = recipe_file(workers=2, model=TIED, parallel={"pipeline_parallel": 2}, checkpoint={"export_at_end": True})
-    codes, outputs = run(root, v_shaped, env=killed_at(4))
-    assert codes == [-signal.SIGKILL, 75], outputs
-    codes, outputs = run(root, one, env=killed_at(7))
-    assert codes == [-signal.SIGKILL], outputs
-    assert "steps 4 to 8" in outputs[0]
-    codes, outputs = run(root, plain)
-    assert codes == [0, 0], outputs
-    assert "steps 7 to 8" in outputs[0]
-
-    straight = fresh(root, "straight")
-    run(straight, one)
-    assert losses(root) == pytest.approx(losses(straight), abs=1e-5)
-    saved, exported = CheckpointWeights(root / "checkpoints"), ExportedWeights(root / "model")
-    for name, _ in empty_model(one.recipe.model).named_parameters():
-        assert torch.equal(saved.read(name), exported.read(name)), name
+    check_other_layouts(root, v_shaped, one, plain)
 
 
 def fail_in_a_stage(rank: int, schedule: str) -> None:
