@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,13 +50,22 @@ def run_ranks(
 def run_distributed(function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 180.0) -> Any:
     """`function(*arguments)` on `world_size` gloo ranks; a list of what each returned.
 
-    Raises AssertionError with the traceback of every rank that failed, or the ranks that did not end in time.
+    Raises AssertionError with the traceback of every rank that failed, or the ranks that did not end in time. A
+    segmentation fault gives a warning with the stacks and a second try: there is no native code here but torch's, which
+    on gloo crashed once in some hundred thousand collectives and could not be made to again.
     """
     outcomes = _run(world_size, _without_rank, (function, *arguments), {}, timeout_s)
+    for rank, outcome in enumerate(outcomes):
+        if outcome.exit_code == -signal.SIGSEGV:
+            warnings.warn(f"rank {rank} had a segmentation fault:\n{outcome.stacks}", stacklevel=2)
+            outcomes = _run(world_size, _without_rank, (function, *arguments), {}, timeout_s)
+            break
     problems = []
     for rank, outcome in enumerate(outcomes):
         if outcome.done is None:
-            problems.append(f"rank {rank}: exit code {outcome.exit_code}, or still running when the time was up")
+            problems.append(
+                f"rank {rank}: exit code {outcome.exit_code}, or still running when the time was up\n{outcome.stacks}"
+            )
         elif outcome.done.trace:
             problems.append(f"rank {rank}:\n{outcome.done.trace}")
     assert not problems, "\n".join(problems)
@@ -76,6 +88,8 @@ class _Outcome:
     done: _Done | None
     """None: the process ended before it could say anything."""
     exit_code: int | None
+    stacks: str
+    """Of its threads, where a signal such as SIGSEGV ended it."""
 
 
 def _run(
@@ -108,7 +122,9 @@ def _run(
                 process.kill()
                 process.join()
             file = Path(folder, f"done-{rank}")
-            outcomes.append(_Outcome(pickle.loads(file.read_bytes()) if file.exists() else None, process.exitcode))
+            done = pickle.loads(file.read_bytes()) if file.exists() else None
+            crash = Path(folder, f"crash-{rank}")
+            outcomes.append(_Outcome(done, process.exitcode, crash.read_text() if crash.exists() else ""))
         return outcomes
 
 
@@ -128,6 +144,8 @@ def _rank_main(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    crash = open(f"{folder}/crash-{rank}", "w")  # noqa: SIM115 open for as long as the process may crash
+    faulthandler.enable(crash)
     file = Path(folder, f"done-{rank}")
     try:
         store = dist.FileStore(f"{folder}/store", world_size)
