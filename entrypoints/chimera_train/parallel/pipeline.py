@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from ..config import TrainRecipe
@@ -24,6 +23,7 @@ from ..model import Decoder
 from ..model.parts import ModelParts
 from .fsdp import free_gathered
 from .meshes import Meshes
+from .pipeline_stage import OnDemandStage
 from .tied import TiedEmbedding
 
 _TORCH_SCHEDULES: dict[PipelineSchedule, Callable[..., Any]] = {
@@ -126,7 +126,7 @@ class Pipeline(ModelParts):
         tokens = torch.empty(sequences, length, dtype=torch.int64, device="meta")
         loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
         stages = [
-            PipelineStage(
+            OnDemandStage(
                 part,
                 part.stage.number,
                 self._layout.num_stages,
