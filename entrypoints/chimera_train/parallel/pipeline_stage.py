@@ -13,9 +13,22 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
 
+FREES_GRAPHS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Between the two parts of a split backward, this torch drops the last reference to a Function that the second needs."""
+
+
 class OnDemandStage(PipelineStage):
     """Between its uses a buffer is a tensor on the meta device: shape and type, no memory. Whoever still needs what was
     received (autograd, the weights' part of a split backward) holds it himself."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._graphs: dict[int, list[torch.Tensor]] = {}
+        """By micro-batch whose weights have no gradient yet: what holds its graph."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Of torch before 2.13: a first message to every neighbour. A rank that is its own sends itself none."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         prepared = super()._prepare_forward_infra(*args, **kwargs)
@@ -42,9 +55,16 @@ class OnDemandStage(PipelineStage):
         _move(self.args_recv_info[fwd_chunk_id], "meta")
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, full_backward: bool = True, **kwargs: Any) -> None:
+        if FREES_GRAPHS and not full_backward:
+            outputs = self.fwd_cache[bwd_chunk_id][0]
+            self._graphs[bwd_chunk_id] = [x.view_as(x) for x in outputs if x.requires_grad]
+        super().backward_one_chunk(bwd_chunk_id, *args, full_backward=full_backward, **kwargs)
         _move(self.grad_recv_info.get(bwd_chunk_id, ()), "meta")
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self._graphs.pop(bwd_chunk_id, None)
 
 
 def _move(infos: tuple[Any, ...], device: torch.device | str) -> None:
