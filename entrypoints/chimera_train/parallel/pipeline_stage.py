@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 
-
 FREES_GRAPHS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-"""Between the two parts of a split backward, this torch drops the last reference to a Function that the second needs."""
+"""Between the two parts of a split backward, this torch lets go of Functions that the second part needs."""
 
 
 class OnDemandStage(PipelineStage):
