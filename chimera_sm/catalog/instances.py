@@ -51,6 +51,23 @@ class Instance:
     def is_trainium(self) -> bool:
         return self.family == "trainium"
 
+    @property
+    def compute_capability(self) -> tuple[int, int] | None:
+        """Of CUDA; None for what has none. Of a family's first GPU, which its others do not fall short of."""
+        return _COMPUTE_CAPABILITY.get(self.family)
+
+
+_COMPUTE_CAPABILITY = {
+    # NVIDIA, "CUDA GPU Compute Capability", 2026-11.
+    "a100": (8, 0),
+    "a10g": (8, 6),
+    "l4": (8, 9),
+    "l40s": (8, 9),
+    "h100": (9, 0),
+    "blackwell": (10, 0),
+    "rtx_pro": (12, 0),
+}
+
 
 @functools.cache
 def _table() -> dict[str, Instance]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chimera_sm.catalog import UnknownInstance, offered
+from chimera_sm.catalog import UnknownInstance, instance, offered
 from chimera_sm.planner.types import DiskBudget
 from chimera_sm.recipe.schema import LOCAL
+from chimera_train.config.precision import FLOAT8_CAPABILITY
 
 from .registry import Context, Said, plan_rule
 
@@ -93,6 +94,30 @@ def instance_offered(context: Context) -> Iterator[Said]:
             yield Said(
                 f"{choice.type} is not offered in {region}, as far as the catalogue knows",
                 "choose another env.region or instances",
+                where=f"instances.fallbacks[{number - 1}].type" if number else "",
+            )
+
+
+@plan_rule("float8_hardware", "precision.float8")
+def float8_hardware(context: Context) -> Iterator[Said]:
+    """The worker would refuse it, on machines that are paid for by then."""
+    float8 = context.plan.recipe.precision.float8
+    for number, choice in enumerate(context.plan.instances):
+        if float8 == "none" or choice.type == LOCAL:
+            continue
+        try:
+            found = instance(choice.type)
+        except UnknownInstance:
+            continue
+        needs, has = FLOAT8_CAPABILITY[float8], found.compute_capability
+        if has is None or has < needs:
+            is_what = "no CUDA GPU" if has is None else f"of compute capability {has[0]}.{has[1]}"
+            yield Said(
+                f"{float8} needs a GPU of compute capability {needs[0]}.{needs[1]}, and the {found.accelerator} of "
+                f"{choice.type} is {is_what}",
+                "set precision=bf16, or choose other instances"
+                if not number
+                else "set precision=bf16, or take this type out",
                 where=f"instances.fallbacks[{number - 1}].type" if number else "",
             )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 @click.command(name="launch")
 @recipe_options
 @click.option("--dry-run", is_flag=True, help="Show all that would be sent, and send nothing. Needs no credentials.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --dry-run: a folder, made if missing, for all that would be sent, a file each.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask before spending money.")
 @click.option("--detach", is_flag=True, help="Return when the run is submitted (the default away from this machine).")
 @click.option(
@@ -31,6 +37,7 @@ def command(
     overrides: Sequence[str],
     recipes: Sequence[str],
     dry_run: bool,
+    out: Path | None,
     yes: bool,
     detach: bool,
     run_id: str | None,
@@ -43,10 +50,12 @@ def command(
     from chimera_sm import sdk, targets
     from chimera_sm.planner.render_text import format_plan
 
+    if out is not None and not dry_run:
+        raise UsageError("--out keeps what a dry run shows", fix="add --dry-run, or leave --out out")
     plan = sdk.plan(sdk.compose(overrides, recipes=recipes))
     target = targets.get(plan.recipe.target.name)
     if dry_run:
-        _dry_run(plan, sdk.render(plan, run_id), as_json)
+        _dry_run(plan, sdk.render(plan, run_id), out, as_json)
         return None
     if not as_json:
         click.echo(format_plan(plan))
@@ -68,13 +77,15 @@ def command(
     return follow(run)
 
 
-def _dry_run(plan: Plan, artifacts: Artifacts, as_json: bool) -> None:
+def _dry_run(plan: Plan, artifacts: Artifacts, out: Path | None, as_json: bool) -> None:
     from chimera_sm import sdk, targets
     from chimera_sm.planner.render_text import format_plan
 
     findings = sdk.check(plan, artifacts)
     sdk.raise_errors(plan, findings)
     request = artifacts.files[targets.get(artifacts.target).request_file]
+    if out is not None:
+        _write(artifacts.files, out)
     if as_json:
         click.echo(request.decode(), nl=False)
         return
@@ -86,6 +97,16 @@ def _dry_run(plan: Plan, artifacts: Artifacts, as_json: bool) -> None:
             click.echo(content.decode(), nl=False)
     for placeholder in artifacts.placeholders:
         click.echo(f"placeholder for {placeholder.key}: {placeholder.value}")
+
+
+def _write(files: Mapping[str, bytes], out: Path) -> None:
+    for name, content in files.items():
+        path = out / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:
+            raise UsageError(f"--out {out}: {path} cannot be written: {error.strerror}") from None
 
 
 def _agreed(plan: Plan, yes: bool) -> bool:

@@ -293,6 +293,13 @@ def test_memory_disk_offer_and_restore() -> None:
         ((*S3, "checkpoint.path=elsewhere"), "checkpoint_folder", "checkpoint.path"),
         ((*SPOT_FSX, "checkpoint.path=checkpoints"), "checkpoint_folder", "checkpoint.path"),
         ((*SPOT_FSX, "checkpoint.path=input/data/fsx/all"), "checkpoint_folder", "checkpoint.path"),
+        (("recipe=70b", "precision=fp8"), "float8_hardware", "precision.float8"),
+        (("recipe=8b", "precision=mxfp8"), "float8_hardware", "precision.float8"),
+        (
+            ("recipe=8b", "precision=fp8", "instances.fallbacks=[{type: ml.p4d.24xlarge, count: 4}]"),
+            "float8_hardware",
+            "instances.fallbacks[0].type",
+        ),
     ],
 )
 def test_a_recipe_that_breaks_a_rule(overrides: tuple[str, ...], rule: str, where: str) -> None:

@@ -175,3 +175,10 @@ def test_cached_look_ups_take_no_time() -> None:
     for _ in range(1000):
         catalog.price("ml.p5.48xlarge", "us-east-1")
     assert time.process_time() - start < 0.5
+
+
+def test_every_gpu_has_a_compute_capability() -> None:
+    with (catalog.DATA / "instances.csv").open(newline="", encoding="utf-8") as file:
+        types = [row["type"] for row in csv.DictReader(file)]
+    for found in map(catalog.instance, types):
+        assert (found.compute_capability is None) == found.is_trainium

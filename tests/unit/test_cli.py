@@ -194,3 +194,19 @@ def test_heavy_packages_stay_out(statement, heavy):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_dry_run_leaves_every_file_that_would_be_sent(tmp_path, capsys):
+    folder = tmp_path / "dry" / "8b"
+    assert run(["launch", "recipe=8b", "--dry-run", "--json", "--out", str(folder)]) == 0
+    request = capsys.readouterr().out
+    assert (folder / "create_training_job.json").read_text() == request
+    assert json.loads((folder / "recipe.json").read_text())["recipe"]["name"] == "8b"
+
+
+def test_out_is_of_a_dry_run_and_a_folder_that_can_be_written(tmp_path, capsys):
+    assert run(["launch", "recipe=8b", "--out", str(tmp_path)]) == 2
+    assert "add --dry-run" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert run(["launch", "recipe=8b", "--dry-run", "--out", str(tmp_path / "file" / "x")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

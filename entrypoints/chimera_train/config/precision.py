@@ -13,6 +13,9 @@ Float8 = Literal["none", "tensorwise", "rowwise", "mxfp8"]
 FLOAT8_MULTIPLE = {"tensorwise": 16, "rowwise": 16, "mxfp8": 32}
 """Sizes of a product must be multiples of it: of 16 bytes for the kernels, of a block for mxfp8."""
 
+FLOAT8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "mxfp8": (10, 0)}
+"""Least CUDA compute capability: Ada, Hopper, Blackwell."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:

@@ -9,15 +9,12 @@ import torch
 from torch import Tensor
 
 from ..config import ConfigError, PrecisionConfig, Problem
-from ..config.precision import FLOAT8_MULTIPLE, Float8
+from ..config.precision import FLOAT8_CAPABILITY, FLOAT8_MULTIPLE, Float8
 from ..model import Decoder
 from ..model.local import Linear, local
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """(x [..., in], weight [out, in]) → [..., out]"""
-
-NEEDS = {"tensorwise": (8, 9), "rowwise": (9, 0), "mxfp8": (10, 0)}
-"""Least CUDA compute capability: Ada, Hopper, Blackwell."""
 
 
 def apply_low_precision(model: Decoder, precision: PrecisionConfig, device_type: str) -> None:
@@ -98,11 +95,15 @@ def _mxfp8(emulate: bool) -> Product:
 
 
 def _check_hardware(float8: Float8) -> None:
-    has, needs = torch.cuda.get_device_capability(), NEEDS[float8]
+    has, needs = torch.cuda.get_device_capability(), FLOAT8_CAPABILITY[float8]
     if has < needs:
         message = (
             f"{float8} needs a GPU of compute capability {needs[0]}.{needs[1]}, and this is a "
             f"{torch.cuda.get_device_name()} of {has[0]}.{has[1]}"
         )
-        fix = "set precision.float8=rowwise" if float8 == "mxfp8" and has >= NEEDS["rowwise"] else "set precision=bf16"
+        fix = (
+            "set precision.float8=rowwise"
+            if float8 == "mxfp8" and has >= FLOAT8_CAPABILITY["rowwise"]
+            else "set precision=bf16"
+        )
         raise ConfigError([Problem("precision.float8", message, fix)])
