@@ -1,7 +1,8 @@
 """The code bundle: everything that travels to the machines, addressed by its content.
 
-The trainer as shipped (`entrypoints/`), the planned recipe as `recipe.json`, and, under `user/`, a folder of the team's
-own. It is equal whether built from a checkout or from an installed wheel.
+The trainer as shipped (`entrypoints/`), with requirements.txt as the recipe needs it, the planned recipe as
+`recipe.json`, and, under `user/`, a folder of the team's own. It is equal whether built from a checkout or from an
+installed wheel.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from chimera_sm.planner.types import Plan
 from chimera_sm.recipe.schema import CodeConfig
 from chimera_train.config import LayoutConfig, RecipeFile, encode
 from chimera_train.config.contract import RECIPE_FILE, USER_FOLDER
+from chimera_train.config.precision import FLOAT8_REQUIREMENT
 
-SHIPPED = ("launch.py", "train.py", "requirements.txt", "chimera_train")
+REQUIREMENTS_FILE = "requirements.txt"
+SHIPPED = ("launch.py", "train.py", REQUIREMENTS_FILE, "chimera_train")
 MEGABYTE = 1_000_000
 
 
@@ -78,6 +81,8 @@ def build_bundle(recipe_file: RecipeFile, code: CodeConfig) -> Bundle:
     files = dict(_shipped(entrypoints_dir()))
     text = json.dumps(encode(recipe_file), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     files[RECIPE_FILE] = f"{text}\n".encode()
+    if recipe_file.recipe.precision.float8 != "none":
+        files[REQUIREMENTS_FILE] += f"{FLOAT8_REQUIREMENT}\n".encode()
     if code.path is not None:
         user = _user_files(Path(code.path).expanduser(), code.max_size_mb)
         files |= {f"{USER_FOLDER}/{path}": content for path, content in user.items()}

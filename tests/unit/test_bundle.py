@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_two_builds_are_equal_and_the_address_is_of_the_content(tiny: RecipeFile
     changed = Bundle({**first.files, "launch.py": first.files["launch.py"] + b"\n"})
     renamed = Bundle({("x" if path == "launch.py" else path): content for path, content in first.files.items()})
     assert len({first.sha256, changed.sha256, renamed.sha256}) == 3
+
+
+def test_float8_alone_asks_for_torchao(tiny: RecipeFile) -> None:
+    """Which the image lacks. Other runs do not wait for its installation, and keep their bytes."""
+    shipped = (paths.entrypoints_dir() / "requirements.txt").read_bytes()
+    assert build_bundle(tiny, CodeConfig()).files["requirements.txt"] == shipped
+    float8 = recipe_file(plan(compose(["recipe=tiny", "precision=fp8"])))
+    asked = build_bundle(float8, CodeConfig()).files["requirements.txt"]
+    assert asked == shipped + b"torchao>=0.18\n"
+    extras = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
+    assert extras["optional-dependencies"]["float8"] == ["torchao>=0.18"], "the same where a user installs it"
 
 
 def test_equal_from_an_installed_wheel(tiny: RecipeFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,9 @@ FLOAT8_MULTIPLE = {"tensorwise": 16, "rowwise": 16, "mxfp8": 32}
 FLOAT8_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "mxfp8": (10, 0)}
 """Least CUDA compute capability: Ada, Hopper, Blackwell."""
 
+FLOAT8_REQUIREMENT = "torchao>=0.18"
+"""What float8 takes beside torch, as pip reads it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..config import ConfigError, PrecisionConfig, Problem
-from ..config.precision import FLOAT8_CAPABILITY, FLOAT8_MULTIPLE, Float8
+from ..config.precision import FLOAT8_CAPABILITY, FLOAT8_MULTIPLE, FLOAT8_REQUIREMENT, Float8
 from ..model import Decoder
 from ..model.local import Linear, local
 
@@ -58,7 +58,7 @@ def _product(float8: Float8, *, emulate: bool) -> Product:
     try:
         return _mxfp8(emulate) if float8 == "mxfp8" else _scaled(float8, emulate)
     except ImportError as error:
-        problem = Problem("precision.float8", f"{float8} needs torchao ({error})", "pip install 'torchao>=0.18'")
+        problem = Problem("precision.float8", f"{float8} needs torchao ({error})", f"pip install '{FLOAT8_REQUIREMENT}'")
         raise ConfigError([problem]) from None
 
 
