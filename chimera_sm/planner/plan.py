@@ -19,6 +19,7 @@ from chimera_train.config import (
     num_active_parameters,
     num_parameters,
 )
+from chimera_train.config.precision import gather_problems
 
 from . import cost, reliability
 from .coefficients import coefficient
@@ -189,6 +190,7 @@ def _layout(
     group = instances[0]
     try:
         mesh = layout(recipe.parallel, hosts=group.count, workers_per_host=group.workers_per_host)
+        problems.extend(gather_problems(recipe.precision, mesh.shard))
         return mesh, batch_plan(recipe.train, mesh)
     except ConfigError as error:
         problems.extend(error.problems)

@@ -16,7 +16,7 @@ from .config import MeshLayout, TrainRecipe
 from .data.held_out import HeldOut
 from .distributed import Worker
 from .model import Decoder
-from .parallel import Meshes, Pipeline, free_gathered
+from .parallel import Meshes, Pipeline, free_gathered, refresh_scales
 from .signals import StopRequest
 from .step import forward_only
 
@@ -63,6 +63,7 @@ class Evaluator:
     def run(self, model: Decoder | Pipeline, meshes: Meshes, stop: StopRequest) -> list[Evaluation] | None:
         """Evaluate on every source; None where some rank was asked to stop in between. Collective."""
         sums = torch.zeros(len(self._sources), 2, dtype=torch.float64, device=self._device)
+        refresh_scales(model)
         model.eval()
         try:
             with torch.no_grad():

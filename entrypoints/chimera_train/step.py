@@ -16,7 +16,7 @@ from .loss import IGNORE_INDEX
 from .model import Decoder
 from .model.sequence import to_device
 from .optim import clip_factor, local_grad_norm_squared, scale_gradients, sum_over_tensor
-from .parallel import Meshes, Pipeline, set_gradient_sync
+from .parallel import Meshes, Pipeline, refresh_scales, set_gradient_sync
 
 
 class NotFinite(RuntimeError):
@@ -59,6 +59,7 @@ def forward_backward(
     device.
     """
     clock = clock or StepClock(device)
+    refresh_scales(model)
     if isinstance(model, Pipeline):
         inputs = model.sequence.feed(np.concatenate(micro_batches), device)
         with clock.phase("pipeline"):
@@ -79,7 +80,8 @@ def forward_backward(
 
 
 def forward_only(model: Decoder | Pipeline, micro_batch: np.ndarray, device: torch.device) -> Tensor:
-    """The sum of cross-entropies and the count of valid tokens of one micro-batch, without gradients; float64 [2]."""
+    """The sum of cross-entropies and the count of valid tokens of one micro-batch, without gradients; float64 [2].
+    After `refresh_scales`."""
     inputs = model.sequence.feed(micro_batch, device)
     if isinstance(model, Pipeline):
         rows = model.forward_only(inputs.tokens_BS, inputs.labels_BS, num_micro_batches=1)

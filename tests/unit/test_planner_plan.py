@@ -162,6 +162,11 @@ def test_fallbacks_are_planned_in_order() -> None:
         (["instances.type=ml.gr6.4xlarge"], "instances.type", "not offered"),
         (["instances.fallbacks=[{type:ml.p5.48xlarge,count:16}]"], "instances.fallbacks", "as many hosts"),
         (["instances.fallbacks=[{type:ml.p9.48xlarge,count:32}]"], "instances.fallbacks", "no instance type"),
+        (
+            ["parallel.data_parallel=8", "precision=fp8", "precision.float8_all_gather=true"],
+            "precision.float8_all_gather",
+            "gathers none",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_with_its_key_and_origin(overrides: list[str], key: str, words: str) -> None:

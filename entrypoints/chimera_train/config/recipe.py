@@ -19,7 +19,7 @@ from .model import ModelConfig
 from .optim import QUANTISATION_BLOCK, OptimConfig
 from .parallel import ParallelConfig
 from .pipeline_rules import pipeline_problems
-from .precision import FLOAT8_MULTIPLE, PrecisionConfig
+from .precision import FLOAT8_MULTIPLE, PrecisionConfig, gather_problems
 from .problem import Problem, divisors
 from .profiling import ProfilingConfig
 from .tensor import tensor_problems
@@ -103,6 +103,8 @@ class TrainRecipe:
                 )
             )
         problems += self._eight_bit_blocks() + self._float8_tokens()
+        if parallel.fully_sharded is not None:  # else it is known with the machines
+            problems += gather_problems(self.precision, parallel.fully_sharded * parallel.context_parallel)
         if self.checkpoint.export_at_end:
             try:
                 architecture_of(model)

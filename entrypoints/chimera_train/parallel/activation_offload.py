@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..model.local import local
 
@@ -79,11 +80,15 @@ class Offload:
             return forward(*args)
         if self._on_gpu and self._stream is None:
             self._stream = torch.cuda.Stream()
-        # FSDP frees gathered weights and gathers them again by itself.
-        weights = {local(p).untyped_storage().data_ptr() for p in block.parameters()}
+        # FSDP frees gathered weights and gathers them again by itself. Those gathered in 8 bits are wrappers, without a
+        # storage of their own; nothing else that is kept is one.
+        whole = [local(p) for p in block.parameters()]
+        weights = {w.untyped_storage().data_ptr() for w in whole if not is_traceable_wrapper_subclass(w)}
         parked: dict[Any, Parked] = {}
 
         def pack(tensor: Tensor) -> Parked | Tensor:
+            if is_traceable_wrapper_subclass(tensor):
+                return tensor
             large = tensor.numel() * tensor.element_size() >= self._min_bytes
             storage = tensor.untyped_storage()
             if not large or storage.data_ptr() in weights or self._on_gpu != tensor.is_cuda:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ..config import TrainRecipe
 from ..config.stages import stages
 from ..model import Decoder
 from .apply import parallelize
+from .low_precision import gather_in_float8
 from .meshes import Meshes
 from .pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from .float8_gather import Float8Gather
+
+_GATHER = "float8_gather"
+"""Attribute of a model whose weights are gathered in 8 bits; the model itself knows nothing of it."""
 
 
 def build_model(
@@ -29,4 +38,14 @@ def build_model(
         parallelize(part, recipe, meshes, compile_backend=compile_backend)
         part.to_empty(device=device)
         parts.append(part)
-    return parts[0] if meshes.layout.pipeline == 1 else Pipeline(parts, recipe, meshes)
+    model = parts[0] if meshes.layout.pipeline == 1 else Pipeline(parts, recipe, meshes)
+    setattr(model, _GATHER, gather_in_float8(parts, recipe.precision, meshes))
+    return model
+
+
+def refresh_scales(model: Decoder | Pipeline) -> None:
+    """At the start of a step, and of anything else that computes with weights that may have changed since: by the
+    optimizer, or by a checkpoint. Collective where weights are gathered in 8 bits; nothing elsewhere."""
+    gather: Float8Gather | None = getattr(model, _GATHER, None)
+    if gather is not None:
+        gather.refresh()

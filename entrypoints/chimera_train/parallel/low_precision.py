@@ -1,17 +1,23 @@
 """Products of matrices in 8-bit floating point, by torchao. Weights, activations and gradients stay as they are and are
-scaled and cast for each product; experts' grouped products, routers and the head are not cast."""
+scaled and cast for each product; experts' grouped products, routers and the head are not cast. Weights may be cast
+before they are gathered instead, once for all products: `float8_gather`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..config import ConfigError, PrecisionConfig, Problem
-from ..config.precision import FLOAT8_CAPABILITY, FLOAT8_MULTIPLE, FLOAT8_REQUIREMENT, Float8
+from ..config.precision import FLOAT8_CAPABILITY, FLOAT8_MULTIPLE, FLOAT8_REQUIREMENT, Float8, gather_problems
 from ..model import Decoder
 from ..model.local import Linear, local
+from .meshes import SHARD, Meshes
+
+if TYPE_CHECKING:
+    from .float8_gather import Float8Gather
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """(x [..., in], weight [out, in]) → [..., out]"""
@@ -38,6 +44,20 @@ def apply_low_precision(model: Decoder, precision: PrecisionConfig, device_type:
         module.product = _with_bias(product)
 
 
+def gather_in_float8(parts: Sequence[Decoder], precision: PrecisionConfig, meshes: Meshes) -> Float8Gather | None:
+    """Have FSDP gather the chosen projections' weights of `parts`, which are all of this rank's, in 8 bits; None where
+    it is not asked for. Raises ConfigError where nothing would be gathered."""
+    if not precision.float8_all_gather:
+        return None
+    if problems := gather_problems(precision, meshes.layout.shard):
+        raise ConfigError(problems)
+    from .float8_gather import Float8Gather
+
+    _, mm_config = _configs(precision.float8, emulate=meshes.device_type == "cpu")
+    projections = {module for part in parts for module in part.modules() if "product" in vars(module)}
+    return Float8Gather(parts, projections, mm_config, meshes.fsdp[SHARD].get_group())
+
+
 def _is_chosen(name: str, module: torch.nn.Module, precision: PrecisionConfig) -> bool:
     if not isinstance(module, Linear) or name.endswith(".router"):
         return False
@@ -58,26 +78,34 @@ def _product(float8: Float8, *, emulate: bool) -> Product:
     try:
         return _mxfp8(emulate) if float8 == "mxfp8" else _scaled(float8, emulate)
     except ImportError as error:
-        problem = Problem("precision.float8", f"{float8} needs torchao ({error})", f"pip install '{FLOAT8_REQUIREMENT}'")
+        problem = Problem(
+            "precision.float8", f"{float8} needs torchao ({error})", f"pip install '{FLOAT8_REQUIREMENT}'"
+        )
         raise ConfigError([problem]) from None
 
 
 def _scaled(float8: Float8, emulate: bool) -> Product:
     """A scale for each tensor, or for each row of the left and column of the right operand (arXiv 2209.05433)."""
-    from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+
+    config, mm_config = _configs(float8, emulate)
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return matmul_with_hp_or_float8_args.apply(x, weight.t(), mm_config, config)
+
+    return product
+
+
+def _configs(float8: Float8, emulate: bool) -> tuple[Any, Any]:
+    """torchao's of casts, and of the three products of a projection's forward and backward."""
+    from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
 
     config = Float8LinearConfig.from_recipe_name(float8)
     gemms = (config.gemm_config_output, config.gemm_config_grad_input, config.gemm_config_grad_weight)
-    products = LinearMMConfig(
+    return config, LinearMMConfig(
         *(ScaledMMConfig(emulate, gemm.use_fast_accum, False, config.pad_inner_dim) for gemm in gemms)
     )
-
-    def product(x: Tensor, weight: Tensor) -> Tensor:
-        return matmul_with_hp_or_float8_args.apply(x, weight.t(), products, config)
-
-    return product
 
 
 def _mxfp8(emulate: bool) -> Product:
