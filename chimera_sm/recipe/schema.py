@@ -195,13 +195,19 @@ class CapacityConfig:
                 )
         elif self.max_wait_hours is not None:
             problems.append(
-                Problem("capacity.max_wait_hours", f"is only for capacity.kind=spot, not {self.kind}", "set it to null")
+                Problem(
+                    "capacity.max_wait_hours",
+                    f"is only for capacity.kind=spot, not {self.kind}",
+                    "set it to null",
+                    no_effect=True,
+                )
             )
         if (self.kind == "reserved") != (self.training_plan_arn is not None):
             problems.append(
                 Problem(
                     "capacity.training_plan_arn",
                     "capacity.kind=reserved and a training plan go together, one is missing",
+                    no_effect=self.kind != "reserved",
                 )
             )
         if not 0 <= self.keep_alive_minutes <= 360:

@@ -225,8 +225,17 @@ def test_stages_fit_the_schedule_and_the_model(schedule, stages_per_rank, key):
     assert pipeline_keys(pipeline_schedule=schedule, stages_per_rank=stages_per_rank) == ([key] if key else [])
 
 
-def test_stages_without_a_pipeline_would_be_ignored():
-    assert [p.key for p in ParallelConfig(stages_per_rank=2).validate()] == ["parallel.stages_per_rank"]
+@pytest.mark.parametrize(("name", "value"), [("stages_per_rank", 2), ("pipeline_schedule", "zbv")])
+def test_a_pipeline_s_keys_without_a_pipeline_would_be_ignored(name, value):
+    (problem,) = ParallelConfig(**{name: value}).validate()
+    assert (problem.key, problem.message) == (
+        f"parallel.{name}",
+        f"{value} would be ignored: parallel.pipeline_parallel is 1",
+    )
+    assert not ParallelConfig(pipeline_parallel=2, **{name: value}, **SCHEDULE_OF.get(name, {})).validate()
+
+
+SCHEDULE_OF = {"stages_per_rank": {"pipeline_schedule": "interleaved_1f1b"}}
 
 
 def test_flash_attention_of_a_gpu_wants_16_bits():

@@ -27,8 +27,8 @@ def context_problems(
     if degree == 1:
         if backend != "all_gather":
             message = f"{backend} would be ignored: parallel.context_parallel is 1"
-            fix = "leave it out, or set parallel.context_parallel"
-            problems.append(Problem("parallel.context_backend", message, fix))
+            fix = "set parallel.context_backend=all_gather, or parallel.context_parallel above 1"
+            problems.append(Problem("parallel.context_backend", message, fix, no_effect=True))
         return problems
     tensor = parallel.tensor_parallel
     if train.sequence_length % (2 * degree * tensor):

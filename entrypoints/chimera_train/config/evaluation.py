@@ -49,6 +49,7 @@ class EvaluationConfig:
                         f"evaluation.{key}",
                         f"{getattr(self, key)}, but nothing is evaluated",
                         "name what is: evaluation.sources.held_out=val",
+                        no_effect=True,
                     )
                 )
         return problems

@@ -50,6 +50,11 @@ class OptimConfig:
     """`wsd` only: length of the final linear decay; None takes a tenth of the run."""
 
     @property
+    def spans_the_run(self) -> bool:
+        """Whether the learning rate of a step depends on how many steps there are."""
+        return self.schedule in ("cosine", "linear", "wsd")
+
+    @property
     def muon_momentum(self) -> float:
         return MUON_MOMENTUM if self.momentum is None else self.momentum
 
@@ -81,11 +86,14 @@ class OptimConfig:
                     "optim.decay_steps",
                     f"would be ignored by optim.schedule={self.schedule}",
                     "set optim.schedule=wsd, or optim.decay_steps=null",
+                    no_effect=True,
                 )
             )
         if self.momentum is not None and self.name != "muon":
             fix = "set optim.name=muon, or optim.momentum=null; adamw and lion have beta1 and beta2"
-            problems.append(Problem("optim.momentum", f"would be ignored by optim.name={self.name}", fix))
+            message = f"would be ignored by optim.name={self.name}"
+            problems.append(Problem("optim.momentum", message, fix, no_effect=True))
         if self.eps != EPS and self.name == "lion":
-            problems.append(Problem("optim.eps", "would be ignored by optim.name=lion", f"set optim.eps={EPS}"))
+            message, fix = "would be ignored by optim.name=lion", f"set optim.eps={EPS}"
+            problems.append(Problem("optim.eps", message, fix, no_effect=True))
         return problems

@@ -9,6 +9,7 @@ from .problem import Problem
 from .schedules import SCHEDULES, PipelineSchedule, Schedule
 
 ContextBackend = Literal["all_gather", "ulysses", "ring"]
+DEFAULT_SCHEDULE: PipelineSchedule = "1f1b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class ParallelConfig:
     expert_parallel: int = 1
     """Ranks over which the experts of a layer are split; divides model.num_experts. Tokens travel to them, so the host
     waits for the device once a layer, and train.compile compiles a layer's attention only."""
-    pipeline_schedule: PipelineSchedule = "1f1b"
+    pipeline_schedule: PipelineSchedule = DEFAULT_SCHEDULE
     """interleaved_1f1b has less idle time than 1f1b, and more traffic. The last three split backward in two and idle
     least; they want parameters kept (reshard_after_forward), and neither selective checkpointing nor compiling."""
     stages_per_rank: int | None = None
@@ -92,13 +93,23 @@ class ParallelConfig:
         return problems
 
     def _pipeline_problems(self) -> list[Problem]:
+        problems = self._stages_problems()
+        if self.pipeline_parallel == 1 and self.pipeline_schedule != DEFAULT_SCHEDULE:
+            key = "parallel.pipeline_schedule"
+            message = f"{self.pipeline_schedule} would be ignored: parallel.pipeline_parallel is 1"
+            fix = f"set {key}={DEFAULT_SCHEDULE}, or parallel.pipeline_parallel above 1"
+            problems.append(Problem(key, message, fix, no_effect=True))
+        return problems
+
+    def _stages_problems(self) -> list[Problem]:
         if self.stages_per_rank is None:
             return []
         key, only = "parallel.stages_per_rank", self.schedule.default_stages_per_rank
         if self.stages_per_rank < 1:
             return [Problem(key, f"{self.stages_per_rank} is not positive", "null takes the schedule's own")]
         if self.pipeline_parallel == 1:
-            return [Problem(key, "would be ignored: parallel.pipeline_parallel is 1", f"{key}=null")]
+            message = f"{self.stages_per_rank} would be ignored: parallel.pipeline_parallel is 1"
+            return [Problem(key, message, f"{key}=null", no_effect=True)]
         if self.schedule.fixed_stages_per_rank and self.stages_per_rank != only:
             message = (
                 f"{self.stages_per_rank}, but parallel.pipeline_schedule={self.pipeline_schedule} has {only} a rank"

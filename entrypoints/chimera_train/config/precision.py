@@ -53,11 +53,12 @@ class PrecisionConfig:
             problems.append(Problem("precision.float8", message, "set precision.param_dtype=bfloat16"))
         if self.float8_filter and self.float8 == "none":
             message = "would be ignored by precision.float8=none"
-            problems.append(Problem("precision.float8_filter", message, "set precision.float8=rowwise or tensorwise"))
+            fix = "set precision.float8=rowwise or tensorwise, or precision.float8_filter=[]"
+            problems.append(Problem("precision.float8_filter", message, fix, no_effect=True))
         if self.float8_all_gather and self.float8 != "tensorwise":
             message = f"true, but only float8=tensorwise has weights with one scale, and precision.float8={self.float8}"
             fix = "set precision=fp8, or precision.float8_all_gather=false"
-            problems.append(Problem("precision.float8_all_gather", message, fix))
+            problems.append(Problem("precision.float8_all_gather", message, fix, no_effect=True))
         if not self.master_weights and self.param_dtype == "float32":
             problems.append(
                 Problem(

@@ -12,6 +12,8 @@ class Problem:
     key: str
     message: str
     fix: str = ""
+    no_effect: bool = False
+    """The value does no harm: with the others as they are it would be ignored, and its default says the same."""
 
 
 def divisors(number: int) -> list[int]:

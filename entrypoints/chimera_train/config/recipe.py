@@ -71,9 +71,8 @@ class TrainRecipe:
         ]
         start_step = self.profiling.start_step
         if start_step is not None and start_step > self.train.num_steps:
-            problems.append(
-                Problem("profiling.start_step", f"{start_step} never comes: train.num_steps={self.train.num_steps}")
-            )
+            message = f"{start_step} never comes: train.num_steps={self.train.num_steps}"
+            problems.append(Problem("profiling.start_step", message, "null plans none", no_effect=True))
         model, parallel, train, optim = self.model, self.parallel, self.train, self.optim
         if train.sequence_length > model.max_position_embeddings:
             problems.append(

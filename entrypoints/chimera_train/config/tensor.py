@@ -38,8 +38,8 @@ def _without_effect(parallel: ParallelConfig, train: TrainConfig) -> list[Proble
     problems = []
     if parallel.tensor_parallel == 1:
         message = "true, but parallel.tensor_parallel=1 has no collectives to overlap"
-        problems.append(Problem(key, message, f"{off}, or a degree above 1"))
+        problems.append(Problem(key, message, f"{off}, or a degree above 1", no_effect=True))
     if not train.compile:
         message = "true, but it is the compiler that cuts the matrix products, and train.compile=false"
-        problems.append(Problem(key, message, f"{off}, or train.compile=true"))
+        problems.append(Problem(key, message, f"{off}, or train.compile=true", no_effect=True))
     return problems

@@ -88,9 +88,9 @@ class TrainConfig:
         if every < 1:
             problems.append(Problem("train.activation_checkpointing_every", f"{every} is not positive", "1 is all"))
         elif every > 1 and self.activation_checkpointing == "none":
-            message = "would be ignored by train.activation_checkpointing=none"
-            fix = "set train.activation_checkpointing=full or selective"
-            problems.append(Problem("train.activation_checkpointing_every", message, fix))
+            message = f"{every} would be ignored by train.activation_checkpointing=none"
+            fix = "set train.activation_checkpointing=full or selective, or train.activation_checkpointing_every=1"
+            problems.append(Problem("train.activation_checkpointing_every", message, fix, no_effect=True))
         if budget is None:
             return problems
         key = "train.activation_memory_budget"
@@ -98,8 +98,9 @@ class TrainConfig:
             fix = "0.5 keeps half of what the compiler would keep; train.activation_checkpointing=full keeps least"
             problems.append(Problem(key, f"{budget} is not in (0, 1]", fix))
         if not self.compile:
-            fix = "set train.compile=true, or train.activation_checkpointing instead"
-            problems.append(Problem(key, f"{budget} is kept by the compiler, and train.compile is false", fix))
+            fix = f"set train.compile=true, or {key}=null and train.activation_checkpointing instead"
+            message = f"{budget} is kept by the compiler, and train.compile is false"
+            problems.append(Problem(key, message, fix, no_effect=True))
         if self.activation_checkpointing != "none":
             message = f"{budget} decides what is kept, and so does train.activation_checkpointing="
             fix = f"set train.activation_checkpointing=none, or {key}=null"
