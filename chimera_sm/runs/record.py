@@ -2,7 +2,8 @@
 
     runs/<run-id>/launch.lock      what was launched: resolved recipe, hashes, image, git commit, artefacts' digests
     runs/<run-id>/artifacts/…      the bytes that were sent
-    runs/<run-id>/resumes/<n>/…    the same two of the n-th resume that changed the recipe; the newest counts
+    runs/<run-id>/resumes/<n>/…    the same two of the n-th resume that changed the recipe; the newest counts, but for
+                                   those with a file `withdrawn`: the run could not go on with them
     runs/<run-id>/…                what the target keeps (the local target: hosts, logs, state)
 
 A `launch.lock` is written, once, before anything is submitted, and never changed.
@@ -27,6 +28,7 @@ from chimera_train.config import nearest
 LOCK_VERSION = 1
 LOCK_FILE = "launch.lock"
 RESUMES = "resumes"
+WITHDRAWN = "withdrawn"
 
 
 def mint_run_id(name: str) -> str:
@@ -104,10 +106,16 @@ class RunRecord:
         folder.mkdir(parents=True)
         _write(folder, {**self.lock, **lock}, artifacts)
 
+    def withdraw(self, folder: Path) -> None:
+        """From here on the resume that was recorded in `folder`, a `current` of this record, does not count."""
+        assert folder.parent == self.path / RESUMES, folder
+        (folder / WITHDRAWN).touch()
+
     @property
     def current(self) -> Path:
-        """The folder of what counts: the newest resume that changed the recipe, else the launch."""
+        """The folder of what counts: the newest resume that changed the recipe and was not withdrawn, or the launch."""
         resumes = [p.parent for p in (self.path / RESUMES).glob(f"[0-9]*/{LOCK_FILE}")]
+        resumes = [folder for folder in resumes if not (folder / WITHDRAWN).exists()]
         return max(resumes, key=lambda p: int(p.name), default=self.path)
 
     @property

@@ -170,6 +170,23 @@ def test_attempts_are_used_up(run: FakeRun) -> None:
     assert run.state.attempt == 3
 
 
+@pytest.mark.parametrize("steps_made", [0, 2])
+def test_a_recipe_that_made_no_step_does_not_outlive_its_start(run: FakeRun, steps_made: int) -> None:
+    step = stopped(run)
+    files = {JOB_FILE: replace(run.job, hosts=3).to_bytes(), RECIPE_FILE: bundle_files(3, 1)[RECIPE_FILE]}
+    run.record.amend({}, files)
+    run.resume(steps=1000, ranks={"0": {"at": step + 1 + steps_made, "do": "raise ValueError: no such state"}})
+    run.wait("failed")
+    assert "no such state" in run.status.reason
+    taken_back = "`chimera_sm resume fake-1` goes on with the recipe before them"
+    assert (taken_back in run.status.reason) == (not steps_made)
+    assert any(line.startswith("algo-3 | ") for line in TARGET.logs(run.record)), "the log of the failed start is shown"
+    assert run.folder.job().hosts == (3 if steps_made else 2)
+    run.resume(steps=step + 5)
+    run.wait("completed")
+    assert run.folder.job().hosts == (3 if steps_made else 2)
+
+
 def test_a_users_error_is_not_tried_again(run: FakeRun) -> None:
     run.start(steps=30, ranks={"0": {"at": 3, "do": "raise ValueError: bad batch"}})
     run.wait("failed")

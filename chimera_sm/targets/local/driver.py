@@ -22,6 +22,7 @@ from types import FrameType
 from typing import IO
 
 from chimera_sm.errors import UsageError
+from chimera_sm.runs.record import LOCK_FILE, RunRecord
 from chimera_train.config.contract import (
     ATTEMPT_VARIABLE,
     EXIT_FAILED,
@@ -41,7 +42,7 @@ PEERS_GRACE_S = 15.0
 """What other hosts get to end after one has failed."""
 POLL_S = 0.2
 SYNC_S = 1.0
-LOCK_FILE = "driver.lock"
+DRIVER_LOCK_FILE = "driver.lock"
 HELD = "another driver is running this run"
 EXIT_HELD = 3
 """Of the command: another driver is running this run."""
@@ -53,6 +54,7 @@ class Driver:
     def __init__(self, run: RunFolder):
         self._run = run
         self._job = run.job()
+        self._recipe = RunRecord(run.path).current
         before = read_state(run.path)
         self._leftovers = [h.process for h in before.hosts.values() if h.process] if before else []
         self._state = LocalState(
@@ -111,6 +113,11 @@ class Driver:
             state, code, reason = self._judge(codes)
             if state == "restarting" and self._state.attempt >= last_attempt:
                 state, reason = "failed", f"gave up after {self._job.max_attempts} attempts: {reason}"
+            if state == "failed" and self._withdraw_untried():
+                reason += (
+                    ". No step was made with the values that this resume changed, so they are taken back: "
+                    f"`chimera_sm resume {self._run.path.name}` goes on with the recipe before them"
+                )
             self._update(state=state, exit_code=code if state != "restarting" else None, reason=reason)
             if state != "restarting":
                 return
@@ -185,6 +192,18 @@ class Driver:
         if self._stop_requested:
             return "stopped", EXIT_RETRY, f"not all state was saved: {reason}"
         return "restarting", EXIT_RETRY, reason
+
+    def _withdraw_untried(self) -> bool:
+        """Take the recipe of this start back if a resume brought it and no step has been made with it: whatever stands
+        in its way would stand in the way of every later start."""
+        if self._recipe == self._run.path:
+            return False
+        started = (self._recipe / LOCK_FILE).stat().st_mtime_ns
+        rows = self._run.ml(self._job.host_names[0]).metrics.glob("*.jsonl")
+        if any(file.stat().st_mtime_ns > started for file in rows):
+            return False
+        RunRecord(self._run.path).withdraw(self._recipe)
+        return True
 
     def _is_failure(self, code: int) -> bool:
         # A launch.py that was still starting had no handler for SIGTERM yet, and nothing to save.
@@ -279,7 +298,7 @@ class Driver:
 
 def lock(run: RunFolder) -> IO[str] | None:
     """Held for a driver's life: a run has one driver. None where another holds it."""
-    file = (run.path / LOCK_FILE).open("w")
+    file = (run.path / DRIVER_LOCK_FILE).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

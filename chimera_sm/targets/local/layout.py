@@ -36,6 +36,11 @@ class RunFolder:
     def ml(self, host: str) -> MlRoot:
         return MlRoot(self.path / "hosts" / host / "ml")
 
+    def host_names(self) -> list[str]:
+        """Hosts with a log, of whatever recipe of the run, in their order, or those that will have one."""
+        logs = {path.stem for path in (self.path / "logs").glob("algo-*.log")}
+        return sorted(logs | set(self.job().host_names), key=lambda name: int(name.removeprefix("algo-")))
+
     def log(self, host: str) -> Path:
         return self.path / "logs" / f"{host}.log"
 
