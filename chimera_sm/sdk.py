@@ -199,44 +199,32 @@ class Run:
         """Ask the run to save and stop; a run that has ended stays as it is."""
         self.target.stop(self.record)
 
-    def resume(self, overrides: Sequence[str] = ()) -> Run:
+    def resume(self, overrides: Sequence[str] = (), *, on_note: Callable[[str], None] | None = None) -> Run:
         """Go on from the newest complete checkpoint; `overrides` change values of the recorded recipe.
 
-        Another layout, batch or length is another recipe of the same run: parameters, optimizer and the place in the
-        data are resharded. Raises RecipeError, ChecksFailed or UsageError for a recipe with which the run cannot go on.
+        Another layout, batch, number of steps or learning rate is another recipe of the same run: parameters, optimizer
+        and the place in the data are resharded. What the checkpoint cannot honour (`recipe.lasting` lists it) is
+        refused. A completed run goes on to a larger train.num_steps. Raises RecipeError, ChecksFailed or UsageError for
+        a recipe with which the run cannot go on; it stays as it was then.
+
+        `on_note` is called with each line on what the overrides change beyond their own keys.
 
         >>> Run.attach("last").resume(["parallel.tensor_parallel=1"])     # doctest: +SKIP
         """
         if overrides:
-            amended = plan(self._amended(overrides))
-            artifacts = self.target.render(amended, self.id)
-            refuse(self.target, amended, artifacts)
-            self.target.amend(self.record, artifacts, _lock(amended, artifacts))
+            from chimera_sm.recipe.amend import amend
+
+            recorded = self.record.lock["plan"]["recipe"]
+            amended = amend(recorded, overrides, saved_step=self.target.saved_step(self.record))
+            new = plan(amended.recipe)
+            artifacts = self.target.render(new, self.id)
+            refuse(self.target, new, artifacts)
+            self.target.amend(self.record, artifacts, _lock(new, artifacts))
+            if on_note:
+                for note in amended.notes:
+                    on_note(note)
         self.target.resume(self.record)
         return self
-
-    def _amended(self, overrides: Sequence[str]) -> Recipe:
-        from chimera_sm.errors import RecipeError
-        from chimera_sm.recipe.amend import amend
-        from chimera_train.config import Problem, encode
-
-        before = self.record.lock["plan"]["recipe"]
-        recipe = amend(before, overrides)
-        for key in ("model", "target"):
-            section = encode(getattr(recipe, key))
-            if section != before[key]:
-                name = next(name for name, value in section.items() if before[key].get(name) != value)
-                raise RecipeError(
-                    [
-                        Problem(
-                            f"{key}.{name}",
-                            f"{section[name]!r}, and run {self.id} was launched with {before[key].get(name)!r}",
-                            "launch a new run",
-                        )
-                    ],
-                    recipe.origins,
-                )
-        return recipe
 
 
 def finished(run_id: str, status: RunStatus) -> RunStatus:

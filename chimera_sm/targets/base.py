@@ -108,6 +108,10 @@ class Target(Protocol):
         """Ask the run to save and stop. No-op on a run that has ended."""
         ...
 
+    def saved_step(self, record: RunRecord) -> int | None:
+        """Step of the newest complete checkpoint; None where there is none, or where this machine cannot see it."""
+        ...
+
     def amend(self, record: RunRecord, artifacts: Artifacts, lock: Mapping[str, Any]) -> None:
         """Record another recipe for the resume that follows. Raises UsageError where the run cannot go on, or cannot
         go on with another recipe; nothing is changed then."""

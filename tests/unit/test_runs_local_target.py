@@ -353,3 +353,32 @@ def test_preparing_ends_with_the_launch(tmp_path: Path, monkeypatch: pytest.Monk
     while preparing.alive and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not preparing.alive
+
+
+def test_a_completed_run_goes_on_only_to_more_steps(
+    record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_shards(tmp_path / "data")
+    launched, longer = (tiny("data=local", f"data.uri={data}", f"train.num_steps={n}") for n in (30, 40))
+    run = RunFolder(record.path)
+    record.amend({"code_sha256": "", "git": "", "chimera_sm_version": ""}, TARGET.render(launched, "r-1").files)
+    lay_out(run, run.job(), {}, {"train": data})
+    saved = run.checkpoints(run.job()) / "step-30" / "manifest.json"
+    saved.parent.mkdir(parents=True)
+    saved.touch()
+    write_state(record.path, state_of(ProcessId(1, "gone"), state="completed"))
+    started: list[RunFolder] = []
+    monkeypatch.setattr(local_target, "_start_driver", started.append)
+    assert TARGET.saved_step(record) == 30
+    for go_on in (
+        lambda: TARGET.resume(record),
+        lambda: TARGET.amend(record, TARGET.render(launched, "r-1"), {}),
+    ):
+        with pytest.raises(UsageError, match="has completed: there is nothing to resume") as caught:
+            go_on()
+        assert "chimera_sm resume r-1 train.num_steps=N goes on to a step N above 30" in caught.value.fix
+    TARGET.amend(record, TARGET.render(longer, "r-1"), {})
+    assert not started
+    TARGET.resume(record)
+    assert len(started) == 1
+    assert TARGET.status(record).num_steps == 40

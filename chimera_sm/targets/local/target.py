@@ -25,7 +25,7 @@ from chimera_train.config.contract import CODE_CHANNEL, RECIPE_FILE
 from .data import channel_folder, check_held_out, check_initial_weights, check_shards, is_prepared, prepare_corpus
 from .driver import EXIT_HELD, HELD
 from .environment import driver_environment
-from .job import JOB_FILE, local_job
+from .job import JOB_FILE, LocalJob, local_job
 from .layout import RunFolder, arrange, check_checkpoint_path, lay_out
 from .observe import eta_s, read_logs, read_metrics, recent_metrics
 from .process import ProcessId, signal_process
@@ -134,7 +134,7 @@ class LocalTarget:
 
     def logs(self, record: RunRecord, *, follow: bool = False) -> Iterator[str]:
         run = RunFolder(record.path)
-        files = {host: run.log(host) for host in run.job().host_names}
+        files = {host: run.log(host) for host in run.host_names()}
 
         def ended() -> bool:
             state = read_state(record.path)
@@ -166,31 +166,38 @@ class LocalTarget:
         if state is not None and not state.ended:
             signal_process(state.driver, signal.SIGTERM)
 
+    def saved_step(self, record: RunRecord) -> int | None:
+        run = RunFolder(record.path)
+        return run.saved_step(run.job())
+
     def amend(self, record: RunRecord, artifacts: Artifacts, lock: Mapping[str, Any]) -> None:
-        """The code stays the one that was launched."""
-        self._check_resumable(record)
+        """The code stays the one that was launched. A driver that cannot start with this recipe takes it back."""
+        self._check_resumable(record, LocalJob.from_bytes(artifacts.files[JOB_FILE]))
         kept = {name: artifacts.files[name] for name in (JOB_FILE, RECIPE_FILE)}
         code = {name: record.lock[name] for name in ("code_sha256", "git", "chimera_sm_version")}
         record.amend({**lock, **code}, kept)
 
     def resume(self, record: RunRecord) -> None:
         """Start the hosts again. Raises UsageError for a run that is running, has completed, or lost its shards."""
-        self._check_resumable(record)
         run = RunFolder(record.path)
+        self._check_resumable(record, run.job())
         arrange(run, run.job())
         _start_driver(run)
 
-    def _check_resumable(self, record: RunRecord) -> None:
+    def _check_resumable(self, record: RunRecord, job: LocalJob) -> None:
+        """`job`: what it would go on as."""
         state = read_state(record.path)
         run = RunFolder(record.path)
         if state is None or state.attempt == 0:
             raise UsageError(
                 f"run {record.run_id} was never started", fix=f"the launch again, with --run-id {record.run_id}"
             )
-        if state.state == "completed":
+        saved = run.saved_step(run.job())
+        if state.state == "completed" and (saved is None or job.num_steps <= saved):
+            longer = f"; chimera_sm resume {record.run_id} train.num_steps=N goes on to a step N above {saved}"
             raise UsageError(
                 f"run {record.run_id} has completed: there is nothing to resume",
-                fix=f"chimera_sm export {record.run_id} --out FOLDER writes its model",
+                fix=f"chimera_sm export {record.run_id} --out FOLDER writes its model" + (longer if saved else ""),
             )
         if not state.ended and not state.driver_died:
             raise UsageError(

@@ -121,6 +121,10 @@ class SageMakerTarget:
             with aws_errors(f"stop {job.name}"):
                 session.client("sagemaker").stop_training_job(TrainingJobName=job.name)
 
+    def saved_step(self, record: RunRecord) -> int | None:
+        """Unknown: only the job's own containers look into the checkpoints."""
+        return None
+
     def amend(self, record: RunRecord, artifacts: Artifacts, lock: Mapping[str, Any]) -> None:
         raise UsageError(
             f"run {record.run_id} is a training job, which goes on with the recipe that it was launched with",

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from chimera_train.config import DataConfig, TrainConfig
+from chimera_train.config.lasting import DATA_PLACE
 
 from .dataset import DATASET_FILE, TokenDataset
 from .errors import DataError
@@ -145,12 +146,12 @@ class Loader:
         return {"samples_consumed": self._consumed, **self._meaning()}
 
     def _meaning(self) -> dict[str, int]:
-        return {
-            "dataset": self.dataset.identity,
-            "seed": self._train.seed,
-            "sequence_length": self._train.sequence_length,
-            "shuffle": int(self._data.shuffle),
-        }
+        sections = {"train": self._train, "data": self._data}
+        values = {}
+        for name, key in DATA_PLACE.items():
+            section, _, field = key.partition(".")
+            values[name] = int(getattr(sections[section], field))
+        return {"dataset": self.dataset.identity, **values}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on after `samples_consumed`, at any world size, micro-batch size and global batch size.
@@ -158,12 +159,7 @@ class Loader:
         Raises DataError if the data set, seed, sequence length or shuffling is another one: the count would point
         elsewhere, and samples would be repeated or lost in silence.
         """
-        names = {
-            "dataset": f"the content of {self.dataset.folder}",
-            "seed": "train.seed",
-            "sequence_length": "train.sequence_length",
-            "shuffle": "data.shuffle",
-        }
+        names = {"dataset": f"the content of {self.dataset.folder}", **DATA_PLACE}
         for key, value in self._meaning().items():
             if state.get(key, value) != value:
                 raise DataError(
