@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 from chimera_sm import catalog
@@ -14,6 +15,7 @@ from chimera_train.config import (
     MeshLayout,
     Problem,
     batch_plan,
+    flash_problems,
     flops_per_token,
     layout,
     num_active_parameters,
@@ -41,6 +43,8 @@ from .types import (
 )
 
 Result = TypeVar("Result")
+MOST_LOCAL_WORKERS = 64
+"""A host of this machine that an error proposes has at most so many."""
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -188,13 +192,33 @@ def _layout(
     if not instances or instances[0].role != "group":
         return None, None
     group = instances[0]
+    problems.extend(recipe.profiling.world_problems(group.count * group.workers_per_host))
+    if group.type != LOCAL:
+        problems.extend(flash_problems(recipe.train_recipe))
     try:
         mesh = layout(recipe.parallel, hosts=group.count, workers_per_host=group.workers_per_host)
         problems.extend(gather_problems(recipe.precision, mesh.shard))
         return mesh, batch_plan(recipe.train, mesh)
     except ConfigError as error:
-        problems.extend(error.problems)
+        more = _more_workers(recipe, group) if group.type == LOCAL else ""
+        problems.extend(replace(problem, fix=problem.fix + more) for problem in error.problems)
         return None, None
+
+
+def _more_workers(recipe: Recipe, group: InstancePlan) -> str:
+    """What to add to the fix of a layout that does not factor: on this machine, workers are free."""
+    try:
+        layout(recipe.parallel, hosts=group.count, workers_per_host=group.workers_per_host)
+        return ""
+    except ConfigError:
+        pass
+    for workers in range(group.workers_per_host + 1, MOST_LOCAL_WORKERS + 1):
+        try:
+            batch_plan(recipe.train, layout(recipe.parallel, hosts=group.count, workers_per_host=workers))
+        except ConfigError:
+            continue
+        return f", or instances.workers_per_host={workers}"
+    return ""
 
 
 def _memory(recipe: Recipe, mesh: MeshLayout, batch: BatchPlan, machine: catalog.Instance | None) -> MemoryEstimate:

@@ -150,8 +150,10 @@ class Session:
         key = str(override.key_or_group)
         if override.is_sweep_override():
             raise UsageError(f"{text!r} is a sweep; one command runs one recipe", fix="quote a list: KEY='[a,b]'")
+        if not all(key.split(".")):
+            raise UsageError(f"{text!r} names no key", fix="write KEY=VALUE, e.g. train.num_steps=1000")
         head = key.split(".")[0]
-        known = [*groups, *fields_of(Recipe)]
+        known = list(dict.fromkeys([*groups, *fields_of(Recipe)]))
         if head not in known:
             hint = nearest(head, known)
             raise RecipeError(

@@ -21,8 +21,11 @@ from chimera_train.config import (
     TrainRecipe,
     sha256_of,
 )
-from chimera_train.config.contract import MODEL_CHANNEL, is_reserved_variable
+from chimera_train.config.contract import FAULT_VARIABLE, MODEL_CHANNEL, is_reserved_variable
+from chimera_train.config.data import MAX_TRAINED_VOCAB_SIZE, MIN_TRAINED_VOCAB_SIZE
 from chimera_train.config.decode import fields_of
+from chimera_train.config.fault import parse_fault
+from chimera_train.config.sizes import oversized
 
 Base = TypeVar("Base")
 LOCAL = "local"
@@ -249,6 +252,12 @@ class TargetConfig:
                         f"target.environment.{name}", "is set by the launcher for every host or worker", "leave it out"
                     )
                 )
+        if fault := self.environment.get(FAULT_VARIABLE):
+            try:
+                parse_fault(fault)
+            except ValueError as error:
+                key = f"target.environment.{FAULT_VARIABLE}"
+                problems.append(Problem(key, str(error).removeprefix(f"{FAULT_VARIABLE}=")))
         return problems
 
 
@@ -360,6 +369,9 @@ class Recipe:
 
     def validate(self) -> list[Problem]:
         """Every broken rule that needs neither the catalogue nor the world size."""
+        problems = oversized(self)
+        if problems:
+            return problems
         problems = self.train_recipe.validate()
         problems += self._weights_problems()
         for section in (
@@ -406,7 +418,22 @@ class Recipe:
                     f"{self.model.vocab_size} is smaller than the tokenizer's data.vocab_size={self.data.vocab_size}",
                 )
             )
+        elif self.data.location == "stdlib":
+            problems += self._trained_tokenizer_problems()
         return problems
+
+    def _trained_tokenizer_problems(self) -> list[Problem]:
+        """Of the corpus that is prepared on this machine, whose tokenizer has the vocabulary that the recipe says."""
+        size = self.data.vocab_size or self.model.vocab_size
+        key = "model.vocab_size" if size == self.model.vocab_size else "data.vocab_size"
+        tokenizer = "the tokenizer that is trained on data.location=stdlib"
+        if 0 < size < MIN_TRAINED_VOCAB_SIZE:
+            message = f"{size} is too small for {tokenizer}: 256 bytes and the end of a document"
+            return [Problem(key, message, f"use {MIN_TRAINED_VOCAB_SIZE} or more")]
+        if size > MAX_TRAINED_VOCAB_SIZE:
+            message = f"{size} is too large for {tokenizer}"
+            return [Problem(key, message, f"use {MAX_TRAINED_VOCAB_SIZE} or less")]
+        return []
 
     def _weights_problems(self) -> list[Problem]:
         """Whether train.initial_weights is where this target has something."""

@@ -11,8 +11,7 @@ import os
 import signal
 
 from .config.contract import ATTEMPT_VARIABLE, FAULT_VARIABLE
-
-POINTS = ("step", "checkpoint_write")
+from .config.fault import parse_fault
 
 
 def at(point: str, *, step: int, rank: int) -> None:
@@ -20,9 +19,6 @@ def at(point: str, *, step: int, rank: int) -> None:
     text = os.environ.get(FAULT_VARIABLE)
     if not text or os.environ.get(ATTEMPT_VARIABLE, "1") != "1":
         return
-    action, _, rest = text.partition(":")
-    planted, *numbers = rest.split(":")
-    if action != "kill" or planted not in POINTS or len(numbers) not in (1, 2) or not all(map(str.isdecimal, numbers)):
-        raise ValueError(f"{FAULT_VARIABLE}={text!r} is not kill:<point>:<step>[:<rank>], point {' or '.join(POINTS)}")
-    if planted == point and int(numbers[0]) == step and (len(numbers) == 1 or int(numbers[1]) == rank):
+    fault = parse_fault(text)
+    if fault.point == point and fault.step == step and fault.rank in (None, rank):
         os.kill(os.getpid(), signal.SIGKILL)

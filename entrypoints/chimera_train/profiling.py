@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .config import ConfigError, Problem, ProfilingConfig
+from .config import ConfigError, ProfilingConfig
 from .distributed import Worker
 
 MAX_PROFILES = 8
@@ -21,9 +21,8 @@ class StepProfiler:
 
     def __init__(self, config: ProfilingConfig, worker: Worker, folder: Path):
         """Raises ConfigError where a rank of the recipe does not exist."""
-        if max(config.ranks) >= worker.world_size:
-            message = f"{max(config.ranks)} is no rank of a world of {worker.world_size}"
-            raise ConfigError([Problem("profiling.ranks", message, f"use ranks from 0 to {worker.world_size - 1}")])
+        if problems := config.world_problems(worker.world_size):
+            raise ConfigError(problems)
         self._config, self._folder, self._rank = config, folder, worker.rank
         self._on_gpu = worker.device.type == "cuda"
         self._takes_part = worker.rank in config.ranks

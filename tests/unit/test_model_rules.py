@@ -238,6 +238,32 @@ def test_a_pipeline_s_keys_without_a_pipeline_would_be_ignored(name, value):
 SCHEDULE_OF = {"stages_per_rank": {"pipeline_schedule": "interleaved_1f1b"}}
 
 
+@pytest.mark.parametrize(
+    ("layers", "parallel", "fix"),
+    [
+        (3, {"pipeline_parallel": 2, "pipeline_schedule": "zbv"}, "use parallel.pipeline_parallel=1, or S=1f1b"),
+        (3, {"pipeline_parallel": 8, "pipeline_schedule": "zbv"}, "use parallel.pipeline_parallel=1"),
+        (6, {"pipeline_parallel": 8}, "use at most 6"),
+        (6, {"pipeline_parallel": 4, "pipeline_schedule": "dualpipev"}, "use at most 3, or S=1f1b"),
+        (
+            6,
+            {"pipeline_parallel": 2, "pipeline_schedule": "interleaved_1f1b", "stages_per_rank": 4},
+            "use parallel.pipeline_parallel=1 with N=null, or N=3, or S=1f1b with N=null",
+        ),
+    ],
+)
+def test_what_is_said_to_make_stages_fit_does(layers, parallel, fix):
+    train = TrainConfig(num_steps=1, global_batch_size=1, micro_batch_size=1, sequence_length=32)
+    (problem,) = (
+        p
+        for p in pipeline_problems(replace(SPLIT, num_layers=layers), ParallelConfig(**parallel), train)
+        if p.key == "parallel.pipeline_parallel"
+    )
+    said = problem.fix.replace("parallel.pipeline_schedule", "S").replace("parallel.stages_per_rank", "N")
+    assert said == fix
+
+
+
 def test_flash_attention_of_a_gpu_wants_16_bits():
     full = recipe(SPLIT, "float32")
     check_flash_attention(full, "cuda")

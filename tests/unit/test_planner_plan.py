@@ -158,6 +158,7 @@ def test_fallbacks_are_planned_in_order() -> None:
         (["parallel.fully_sharded=16"], "parallel.fully_sharded", "parallel.fully_sharded=8"),
         (["instances.type=ml.g5.12xlarge"], "parallel.tensor_parallel", r"\[1, 2, 4\]"),
         (["instances.workers_per_host=16"], "instances.workers_per_host", "8 accelerators"),
+        (["profiling.ranks=[0,256]"], "profiling.ranks", "256: no rank of a world of 256\n.*\n.*from 0 to 255"),
         (["instances.type=ml.trn1.32xlarge"], "instances.type", "Trainium"),
         (["instances.type=ml.gr6.4xlarge"], "instances.type", "not offered"),
         (["instances.fallbacks=[{type:ml.p5.48xlarge,count:16}]"], "instances.fallbacks", "as many hosts"),
@@ -174,6 +175,27 @@ def test_what_cannot_run_is_refused_with_its_key_and_origin(overrides: list[str]
     assert any(problem.key.startswith(key) for problem in error.problems)
     assert re.search(words, str(error))
     assert "set by:" in str(error)
+
+
+def test_a_gpu_has_no_flash_attention_in_32_bits_and_this_machine_may_have_no_gpu() -> None:
+    (problem,) = refused("recipe=8b", "precision=fp32", "data.separate_documents=true").problems
+    assert problem.key == "precision.param_dtype"
+    planned("recipe=tiny", "precision=fp32", "data.separate_documents=true")
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("parallel.tensor_parallel=2", "use one of [1], or instances.workers_per_host=2"),
+        ("parallel.context_parallel=4", "choose degrees whose product divides 2, or instances.workers_per_host=2"),
+        ("parallel.data_parallel=1000", "choose degrees whose product divides 2"),
+    ],
+)
+def test_on_this_machine_more_workers_are_a_way_out(override: str, fix: str) -> None:
+    (problem,) = refused("recipe=tiny", override).problems
+    assert problem.fix == fix
+    if "or " in fix:
+        planned("recipe=tiny", override, fix.rpartition("or ")[2])
 
 
 def test_a_fallback_keeps_its_index_behind_one_that_is_unknown() -> None:

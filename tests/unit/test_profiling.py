@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_made_costs_the_profile_alone(tmp_path):
 
 
 def test_a_rank_that_does_not_exist_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"profiling.ranks: 7 is no rank of a world of 2"):
+    with pytest.raises(ConfigError, match=r"profiling.ranks: 7: no rank of a world of 2 \(use ranks from 0 to 1\)"):
         profiler(tmp_path, ranks=(0, 7))
 
 

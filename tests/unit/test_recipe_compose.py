@@ -171,6 +171,14 @@ PLANTED = [
     (["recipe=8b", "target.grace_s=60"], "target.grace_s", "120"),
     (["name=under_score"], "name", "hyphens"),
     (["data.vocab_size=50000"], "model.vocab_size", "smaller"),
+    (["recipe=tiny", "model.vocab_size=100"], "model.vocab_size", "use 257 or more"),
+    (["recipe=tiny", "data.vocab_size=100"], "data.vocab_size", "use 257 or more"),
+    (["recipe=tiny", "model.vocab_size=1e9"], "model.vocab_size", "use 16777216 or less"),
+    (["train.num_steps=99999999999999999999"], "train.num_steps", "2^53"),
+    (["profiling.ranks=[0,9007199254740993]"], "profiling.ranks[1]", "2^53"),
+    (["instances.volume_gb=1e300"], "instances.volume_gb", "2^53"),
+    (["model.num_layers=1e15"], "model.num_layers", "at most 2000"),
+    (["target.environment.CHIMERA_FAULT=kill:stop:3"], "target.environment.CHIMERA_FAULT", "point step"),
 ]
 
 
@@ -194,6 +202,15 @@ def test_every_error_says_what_set_the_key(overrides, key, says):
 def test_what_is_no_override_at_all(text):
     with pytest.raises(ChimeraError):
         compose([text])
+
+
+def test_no_key_and_an_unknown_key():
+    with pytest.raises(UsageError, match="'=3' names no key"):
+        compose(["=3"])
+    with pytest.raises(RecipeError) as caught:
+        compose(["foo=1"])
+    known = caught.value.problems[0].fix.removeprefix("known: ").split(", ")
+    assert len(known) == len(set(known))
 
 
 def test_all_errors_of_a_recipe_are_shown_at_once():

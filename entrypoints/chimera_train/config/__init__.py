@@ -6,6 +6,7 @@ from .contract import MlRoot
 from .data import DataConfig
 from .decode import ConfigError, canonical_json, decode, encode, nearest, sha256_of
 from .evaluation import EvaluationConfig
+from .flash import flash_problems
 from .flops import flops_per_token, num_active_parameters, num_parameters
 from .latent_attention import LatentAttention
 from .mesh import AXES, MeshLayout, layout
@@ -45,6 +46,7 @@ __all__ = [
     "canonical_json",
     "decode",
     "encode",
+    "flash_problems",
     "flops_per_token",
     "layout",
     "nearest",

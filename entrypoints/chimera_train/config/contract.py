@@ -45,7 +45,8 @@ def is_reserved_variable(name: str) -> bool:
 
 
 ERROR_FILE_VARIABLE = "CHIMERA_ERROR_FILE"
-"""Where a worker writes {"rank", "time", "exit_code", "message", "traceback"} as JSON before it fails."""
+"""Where a worker writes {"rank", "time", "exit_code", "message", "traceback"} as JSON before it fails. The traceback is
+without the message, and empty where the message says all."""
 
 CODE_CHANNEL = "code"
 MODEL_CHANNEL = "model"

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from .problem import Problem
 
+MIN_TRAINED_VOCAB_SIZE = 257
+"""Of a tokenizer that is trained on the corpus: 256 bytes and the end-of-document token."""
+MAX_TRAINED_VOCAB_SIZE = 1 << 24
+"""Far above any in use (262,144 in 2025); training reserves memory for what is asked for."""
+
 
 def leaves_channel(path: str) -> bool:
     """Whether a folder that should be inside of a channel is not."""

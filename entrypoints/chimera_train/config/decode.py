@@ -25,6 +25,8 @@ _MISSING = object()
 class ConfigError(ValueError):
     """One or more broken rules of a recipe."""
 
+    explains_itself = True
+
     def __init__(self, problems: list[Problem]):
         self.problems = problems
         super().__init__("\n".join(f"{p.key}: {p.message}" + (f" ({p.fix})" if p.fix else "") for p in problems))

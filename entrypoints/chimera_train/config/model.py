@@ -10,6 +10,8 @@ from .mixture import mixture_problems
 from .problem import Problem, divisors
 from .rope import RopeScaling
 
+MAX_LAYERS = 2_000
+"""Twice the deepest transformer that was published (arXiv 2203.00555): all are gone through, one by one."""
 RouterScoring = Literal["softmax", "sigmoid"]
 
 
@@ -107,6 +109,8 @@ class ModelConfig:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
                 problems.append(Problem(f"model.{name}", f"{getattr(self, name)} is not positive"))
+        if self.num_layers > MAX_LAYERS:
+            problems.append(Problem("model.num_layers", f"{self.num_layers} is out of range", f"at most {MAX_LAYERS}"))
         for name in ("rope_theta", "norm_eps", "initializer_range"):
             if getattr(self, name) <= 0:
                 problems.append(Problem(f"model.{name}", f"{getattr(self, name)} is not positive"))

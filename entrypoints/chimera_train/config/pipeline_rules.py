@@ -20,12 +20,25 @@ def pipeline_problems(model: ModelConfig, parallel: ParallelConfig, train: Train
                 "parallel.pipeline_parallel",
                 f"{parallel.pipeline_parallel} ranks × {per_rank} stages = {num_stages} stages for "
                 f"model.num_layers={model.num_layers}",
-                f"use at most {model.num_layers // per_rank}, or fewer parallel.stages_per_rank",
+                _fitting_stages(parallel, model.num_layers),
             )
         )
     if parallel.schedule.splits_backward:
         problems += _split_backward_problems(parallel, train)
     return problems
+
+
+def _fitting_stages(parallel: ParallelConfig, num_layers: int) -> str:
+    """What makes so few layers enough: only what the schedule allows."""
+    ranks, per_rank = parallel.pipeline_parallel, parallel.resolved_stages_per_rank
+    most_ranks, most_stages = num_layers // per_rank, num_layers // ranks
+    reset = "" if parallel.stages_per_rank is None else " with parallel.stages_per_rank=null"
+    fixes = [f"use at most {most_ranks}"] if most_ranks > 1 else [f"use parallel.pipeline_parallel=1{reset}"]
+    if not parallel.schedule.fixed_stages_per_rank and 1 < most_stages < per_rank:
+        fixes.append(f"parallel.stages_per_rank={most_stages}")
+    if per_rank > 1 and most_stages >= 1:
+        fixes.append(f"parallel.pipeline_schedule=1f1b{reset}")
+    return ", or ".join(fixes)
 
 
 def _split_backward_problems(parallel: ParallelConfig, train: TrainConfig) -> list[Problem]:

@@ -16,6 +16,10 @@ class Problem:
     """The value does no harm: with the others as they are it would be ignored, and its default says the same."""
 
 
+MOST_OFFERED = 1 << 16
+"""The largest divisor that is looked for: more ranks, heads or experts than there are."""
+
+
 def divisors(number: int) -> list[int]:
-    """All positive divisors, ascending: the valid values that an error offers."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    """All positive divisors that anyone would use, ascending: the valid values that an error offers."""
+    return [d for d in range(1, min(number, MOST_OFFERED) + 1) if number % d == 0]

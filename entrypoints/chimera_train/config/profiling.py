@@ -34,3 +34,11 @@ class ProfilingConfig:
         if not self.ranks or min(self.ranks) < 0:
             problems.append(Problem("profiling.ranks", f"{list(self.ranks)} names no ranks", "ranks count from 0"))
         return problems
+
+    def world_problems(self, world_size: int) -> list[Problem]:
+        """What is wrong where there are so many ranks."""
+        beyond = [rank for rank in self.ranks if rank >= world_size]
+        if not beyond:
+            return []
+        message = f"{', '.join(map(str, beyond))}: no rank of a world of {world_size}"
+        return [Problem("profiling.ranks", message, f"use ranks from 0 to {world_size - 1}")]

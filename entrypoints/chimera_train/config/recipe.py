@@ -22,6 +22,7 @@ from .pipeline_rules import pipeline_problems
 from .precision import FLOAT8_MULTIPLE, PrecisionConfig, gather_problems
 from .problem import Problem, divisors
 from .profiling import ProfilingConfig
+from .sizes import oversized
 from .tensor import tensor_problems
 from .train import TrainConfig
 
@@ -45,7 +46,9 @@ class TrainRecipe:
 
     def validate(self) -> list[Problem]:
         """Every broken rule that needs no world size; see `mesh.layout` and `batch.batch_plan` for those that do."""
-        problems: list[Problem] = []
+        problems = oversized(self)
+        if problems:
+            return problems
         for section in (
             self.model,
             self.parallel,

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from chimera_train.config.contract import ERROR_FILE_VARIABLE
+from chimera_train.config.data import MAX_TRAINED_VOCAB_SIZE, MIN_TRAINED_VOCAB_SIZE
 from chimera_train.config.decode import sha256_of
 
 from .dataset import DATASET_FILE, TOKENIZER_FILE, TokenDataset, file_sha256, read_info
@@ -43,7 +45,7 @@ from .progress import Progress, ShowProgress, show_progress
 from .sources import InputFile, Piece, cut, find_inputs, read_piece
 from .split import HELD_OUT_FOLDER, PARTS_FOLDER, Part, SplitSettings, encode_split, run_split, start_worker
 from .stdlib_corpus import stdlib_description, stdlib_inputs
-from .tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE, DocumentEncoder, train_tokenizer
+from .tokenizer import DocumentEncoder, train_tokenizer
 
 STDLIB = "stdlib"
 STDLIB_VOCAB_SIZE = 4096
@@ -171,11 +173,12 @@ def _settings(
         tokenizer = f"sha256:{file_sha256(path)}"
     elif options.train_tokenizer is not None or stdlib:
         vocab_size = STDLIB_VOCAB_SIZE if options.train_tokenizer is None else options.train_tokenizer
-        if vocab_size > MAX_VOCAB_SIZE:
-            raise DataError(f"--train-tokenizer {vocab_size} is out of range: at most {MAX_VOCAB_SIZE}")
-        if vocab_size < MIN_VOCAB_SIZE:
+        if vocab_size > MAX_TRAINED_VOCAB_SIZE:
+            raise DataError(f"--train-tokenizer {vocab_size} is out of range: at most {MAX_TRAINED_VOCAB_SIZE}")
+        if vocab_size < MIN_TRAINED_VOCAB_SIZE:
             raise DataError(
-                f"--train-tokenizer {vocab_size}: the bytes and the end-of-document token are {MIN_VOCAB_SIZE} already"
+                f"--train-tokenizer {vocab_size}: the bytes and the end-of-document token are "
+                f"{MIN_TRAINED_VOCAB_SIZE} already"
             )
         if options.eod_token is not None:
             raise DataError("--eod-token would be ignored: a tokenizer that is trained here has its own")
@@ -442,13 +445,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result, text = _prepare(given)
     except (DataError, ImportError) as error:
         message = f"{error} (fix: pip install 'chimera_sm[data]')" if isinstance(error, ImportError) else str(error)
-        print(f"prepare: error: {message}", file=sys.stderr)
+        _tell(message)
         return EXIT_FAILED if isinstance(error, PrepareFailed) else EXIT_USAGE
     except KeyboardInterrupt as stop:
         print(f"prepare: {stop or 'stopped before anything was written'}", file=sys.stderr)
         return EXIT_STOPPED
     print(json.dumps(result) if given.json else text)
     return EXIT_DONE
+
+
+def _tell(message: str) -> None:
+    """Say it to the program that called and asks for it in a file, else on stderr."""
+    path = os.environ.get(ERROR_FILE_VARIABLE)
+    try:
+        if path:
+            Path(path).write_text(json.dumps({"message": message}))
+            return
+    except OSError:
+        pass
+    print(f"prepare: error: {message}", file=sys.stderr)
 
 
 def _prepare(given: argparse.Namespace) -> tuple[dict[str, Any], str]:

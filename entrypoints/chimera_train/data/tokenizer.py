@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 EOD_TOKEN = "<|endoftext|>"
-MIN_VOCAB_SIZE = 257
-"""256 bytes and the end-of-document token."""
-MAX_VOCAB_SIZE = 1 << 24
-"""Far above any in use (262,144 in 2025); the trainer reserves memory for what is asked for."""
 _EOD_NAMES = (EOD_TOKEN, "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[EOS]")
 _LONGEST_TEXT = 1 << 20
 """Characters encoded in one call; an encoding takes some hundred bytes of memory a token."""

@@ -10,7 +10,7 @@ import sys
 import torch
 from torch._functorch import config as functorch_config
 
-from ..config import ConfigError, Problem, TrainRecipe
+from ..config import ConfigError, Problem, TrainRecipe, flash_problems
 from ..model import Decoder
 from ..model.decoder import Block
 from ..model.moe import LocalDispatch, MixtureOfExperts
@@ -77,13 +77,5 @@ def _check_compiler() -> None:
 def check_flash_attention(recipe: TrainRecipe, device_type: str) -> None:
     """Raise ConfigError where `model.flash` or `ring` would be given float32 on a GPU, whose kernel would fail in the
     first step."""
-    window = recipe.model.sliding_window
-    uses = {
-        "parallel.context_parallel": recipe.parallel.context_parallel > 1,
-        "data.separate_documents": recipe.data.separate_documents,
-        "model.sliding_window": window is not None and window < recipe.train.sequence_length,
-    }
-    keys = [key for key, used in uses.items() if used]
-    if keys and device_type == "cuda" and recipe.precision.param_dtype == "float32":
-        message = f"float32, but {' and '.join(keys)} run on flash attention, which a GPU has in 16 bits only"
-        raise ConfigError([Problem("precision.param_dtype", message, "set precision=bf16")])
+    if device_type == "cuda" and (problems := flash_problems(recipe)):
+        raise ConfigError(problems)
