@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from chimera_sm.recipe.schema import LOCAL
-from chimera_sm.targets.local.data import check_held_out, check_initial_weights, check_shards
+from chimera_sm.targets.local.data import check_held_out, check_initial_weights, check_shards, num_samples
 from chimera_sm.targets.local.job import local_job
 from chimera_sm.targets.local.layout import check_checkpoint_path
 
@@ -27,6 +27,21 @@ def local_shards(context: Context) -> Iterator[Said]:
                 vocab_size=recipe.data.vocab_size,
                 sequence_length=recipe.train.sequence_length,
             )
+        )
+
+
+@plan_rule("local_corpus_size", "train.global_batch_size", severity="warning")
+def local_corpus_size(context: Context) -> Iterator[Said]:
+    """A step that repeats samples learns less from them than its size promises."""
+    recipe = context.plan.recipe
+    if recipe.target.name != LOCAL:
+        return
+    channel = local_job(context.plan, context.artifacts.run_id).channels[recipe.data.channel]
+    found, batch = num_samples(channel, recipe.train.sequence_length), recipe.train.global_batch_size
+    if found is not None and 0 < found < batch:
+        yield Said(
+            f"{batch} is more than the {found} samples of the corpus: every step repeats some",
+            f"use at most {found}, or more text",
         )
 
 

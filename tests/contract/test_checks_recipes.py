@@ -143,6 +143,16 @@ def test_check_says_of_shards_what_launch_refuses(tmp_path: Path, content: str |
     assert errors[0].where in refused[0]
 
 
+@pytest.mark.parametrize(("tokens", "warned"), [(2049, []), (2048, ["train.global_batch_size"])])
+def test_a_batch_larger_than_the_corpus_is_a_warning(tmp_path: Path, tokens: int, warned: list[str]) -> None:
+    """Eight samples of 256 tokens, and one label more."""
+    (tmp_path / "dataset.json").write_text(json.dumps({"num_tokens": tokens}))
+    made = plan(compose([*TINY, "data=local", f"data.uri={tmp_path}", "evaluation=none"]))
+    findings = [f for f in run_checks(made, sdk.render(made)) if f.id == "offline.local_corpus_size"]
+    assert [f.where for f in findings] == warned
+    assert all(f.severity == "warning" for f in findings)
+
+
 def test_no_message_repeats_the_value_or_key_in_front_of_it() -> None:
     findings = [f for _, plant, _, _ in SHAPE for f in found(SPOT_FSX, plant)]
     findings += [f for overrides, *_ in CASES for f in checked(*overrides)]

@@ -332,6 +332,19 @@ def test_a_launch_on_a_full_disk_is_one_message(
     assert "No space left" in TARGET.status(record).reason
 
 
+@pytest.mark.parametrize(("code", "again"), [(2, False), (4, True)])
+def test_why_preparing_failed_is_told_and_whether_to_launch_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, again: bool
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho \'{{"message": "the corpus is empty"}}\' > $CHIMERA_ERROR_FILE\nexit {code}\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(UsageError, match=r"could not be prepared in .*: the corpus is empty") as caught:
+        prepare_corpus(Channel(location="stdlib", uri=None, path="", vocab_size=512))
+    assert ("launch again" in str(caught.value)) is again
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a child learns of its parent's death on Linux only")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_preparing_ends_with_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:

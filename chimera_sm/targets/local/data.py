@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from chimera_sm.errors import UsageError
+from chimera_sm.errors import EXIT_USAGE, UsageError
 from chimera_sm.paths import cache_dir, entrypoints_dir
 from chimera_train.config import ConfigError, ModelConfig
+from chimera_train.config.contract import ERROR_FILE_VARIABLE
 from chimera_train.config.hf_config import read_config
 from chimera_train.config.hf_weights import WeightsFolder
 
@@ -69,6 +71,15 @@ def check_shards(
     return None
 
 
+def num_samples(channel: Channel, sequence_length: int) -> int | None:
+    """Samples an epoch; None where the shards are not there yet, or are damaged."""
+    try:
+        dataset = json.loads((channel_folder(channel) / channel.path / DATASET_FILE).read_bytes())
+        return (int(dataset["num_tokens"]) - 1) // sequence_length
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def check_held_out(channel: Channel, sources: Mapping[str, str]) -> str | None:
     """What is wrong with the folders of `evaluation.sources`, in words, where the training data itself is there."""
     if not is_prepared(channel):
@@ -105,15 +116,26 @@ def check_initial_weights(model: ModelConfig, initial_weights: str | None) -> st
 
 
 def prepare_corpus(channel: Channel) -> None:
-    """Make the stdlib corpus and its tokenizer, once a machine; shows its own progress on stderr."""
+    """Make the stdlib corpus and its tokenizer, once a machine; shows its own progress on stderr. Raises UsageError
+    with the reason."""
     folder = channel_folder(channel)
     command = [sys.executable, "-m", "chimera_train.data.prepare", "--source", "stdlib"]
     command += ["--train-tokenizer", str(channel.vocab_size), "--output", str(folder)]
     path = os.pathsep.join(p for p in (str(entrypoints_dir()), os.environ.get("PYTHONPATH", "")) if p)
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, stdout=2, preexec_fn=end_with_parent, check=False)
-    if done.returncode != 0:
-        raise UsageError(
-            f"the corpus could not be prepared in {folder} (exit code {done.returncode}; the reason is above)",
-            fix="launch again: what is done is kept",
-        )
+    with tempfile.TemporaryDirectory(prefix="chimera-") as scratch:
+        error_file = Path(scratch) / "error.json"
+        environment = {**os.environ, "PYTHONPATH": path, ERROR_FILE_VARIABLE: str(error_file)}
+        done = subprocess.run(command, env=environment, stdout=2, preexec_fn=end_with_parent, check=False)
+        if done.returncode == 0:
+            return
+        try:
+            reason = json.loads(error_file.read_bytes())["message"]
+        except (OSError, ValueError, LookupError, TypeError):  # it was killed, or met what nobody foresaw
+            reason = f"exit code {done.returncode}"
+            reason = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"{reason}; see above"
+    # What is wrong with the input or the recipe is as wrong the next time.
+    again = done.returncode != EXIT_USAGE
+    raise UsageError(
+        f"the corpus could not be prepared in {folder}: {reason}",
+        fix="launch again once that is mended: what is done is kept" if again else "",
+    )
