@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from chimera_sm.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USAGE, RunFailed, UsageError
+from chimera_sm.errors import EXIT_DONE, UsageError
 
-from .container import run_module
+from .container import cli_code, run_module
 from .options import json_option, print_json, run_argument
 
 
@@ -40,8 +40,7 @@ def command(run_id: str, out: str, step: int | None, dtype: str, as_json: bool) 
     if files.tokenizer is not None:
         arguments += ["--tokenizer", str(files.tokenizer)]
     code = run_module("chimera_train.export", arguments, quiet=as_json)
-    if code not in (EXIT_DONE, EXIT_USAGE, EXIT_INTERRUPTED):
-        raise RunFailed(f"the export of {run.id} failed; nothing else was touched")
+    code = cli_code(code, f"no export of {run.id}")
     if as_json and code == EXIT_DONE:
         print_json({"run_id": run.id, "out": out, "dtype": dtype})
     return code

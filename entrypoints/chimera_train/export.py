@@ -218,7 +218,10 @@ class _Folder:
             self._tokenizer.check_against(self._config)
         for path in _replaceable(self._out, replace=replace):
             path.unlink()
-        self._out.mkdir(parents=True, exist_ok=True)
+        try:
+            self._out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WrongArgument(f"{self._out} cannot be made: {error.strerror}; name another folder") from None
 
     def write_weights(self, file: str, whole: Mapping[str, Tensor]) -> None:
         """`whole`: our names → whole tensors."""

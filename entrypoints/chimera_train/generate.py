@@ -33,6 +33,7 @@ from .export import (
 from .model import Decoder
 from .weights import ExportedWeights, Weights, load_model
 
+DEFAULT_NEW_TOKENS = 120
 MAX_SEED = 2**64 - 1
 """The largest that torch.Generator.manual_seed takes."""
 
@@ -84,7 +85,12 @@ def main(arguments: list[str] | None = None) -> int:
     checkpoint_arguments(parser)
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="or a model in Hugging Face format")
     parser.add_argument("--prompt", type=unicode_text, default="", help="text to go on from; empty: a new document")
-    parser.add_argument("--max-new-tokens", type=integer(1), default=120)
+    parser.add_argument(
+        "--max-new-tokens",
+        type=integer(1),
+        metavar="N",
+        help=f"default: {DEFAULT_NEW_TOKENS}, or what fits the context",
+    )
     parser.add_argument("--temperature", type=not_negative, default=0.8, help="0 always takes the likeliest token")
     parser.add_argument("--top-k", type=integer(0), default=50, help="sample from the K likeliest tokens; 0: from all")
     parser.add_argument("--seed", type=integer(0, MAX_SEED), default=0)
@@ -121,6 +127,13 @@ def _run(options: argparse.Namespace, weights: Weights, tokenizer: TokenizerFile
     prompt = codec.encode(options.prompt, add_special_tokens=False).ids or [tokenizer.eod_id]
     if len(prompt) > (context := weights.model.max_position_embeddings):
         raise WrongArgument(f"the prompt has {len(prompt)} tokens, and the model a context of {context}: shorten it")
+    room = context + 1 - len(prompt)  # the last token is not read again
+    if options.max_new_tokens is not None and options.max_new_tokens > room:
+        raise WrongArgument(
+            f"--max-new-tokens {options.max_new_tokens}: the model has a context of {context} tokens "
+            f"(model.max_position_embeddings), and the prompt {len(prompt)}: at most {room}"
+        )
+    max_new_tokens = options.max_new_tokens or min(DEFAULT_NEW_TOKENS, room)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(weights, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
     started = time.perf_counter()
@@ -131,7 +144,7 @@ def _run(options: argparse.Namespace, weights: Weights, tokenizer: TokenizerFile
     for token in sample(
         model,
         prompt,
-        max_new_tokens=options.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         temperature=options.temperature,
         top_k=options.top_k,
         seed=options.seed,
@@ -152,7 +165,7 @@ def _run(options: argparse.Namespace, weights: Weights, tokenizer: TokenizerFile
             "prompt": options.prompt,
             "text": text,
             "tokens": tokens,
-            "ended": len(tokens) < options.max_new_tokens,
+            "ended": len(tokens) < max_new_tokens,
             "tokens_per_s": round(len(tokens) / seconds, 2),
         }
         print(json.dumps(result, ensure_ascii=False))
