@@ -229,11 +229,13 @@ class Run:
 
 def finished(run_id: str, status: RunStatus) -> RunStatus:
     """The status of a completed run, or the error that an ended one stands for."""
+    from chimera_train.config.contract import EXIT_FAILED
+
     if status.state == "failed" or status.needs_resume:
-        raise RunFailed(
-            f"run {run_id} {status.state}: {status.reason or 'no reason given'}",
-            fix=f"chimera_sm logs {run_id}, then chimera_sm resume {run_id}",
-        )
+        fix = f"chimera_sm logs {run_id}, then chimera_sm resume {run_id}"
+        if status.exit_code == EXIT_FAILED and not status.needs_resume:  # unchanged, it would fail again
+            fix += " KEY=VALUE with what has to change"
+        raise RunFailed(f"run {run_id} {status.state}: {status.reason or 'no reason given'}", fix=fix)
     if status.state == "stopped":
         raise RunStopped(
             f"run {run_id} was stopped: {status.reason or 'by request'}", fix=f"chimera_sm resume {run_id}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TextIO
 
 from chimera_sm.errors import RunFailed
@@ -64,7 +65,8 @@ def watch(
         while True:
             now = status()
             done = now.ended or now.needs_resume or until(now)
-            show.update(now, done)
+            # Of a run that failed the caller tells the reason, as its error.
+            show.update(replace(now, reason="") if now.state == "failed" or now.needs_resume else now, done)
             if done:
                 break
             time.sleep(poll_s)

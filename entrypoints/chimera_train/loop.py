@@ -21,7 +21,7 @@ from .parallel import Meshes, RouterBias, build_model
 from .profiling import StepProfiler
 from .reporter import Reporter
 from .signals import ProfileRequest, StopRequest
-from .step import StepResult, finish_gradients, forward_backward
+from .step import NotFinite, StepResult, finish_gradients, forward_backward
 
 GC_INTERVAL_STEPS = 100
 """Python's garbage is collected by all ranks in the same step: a pause of one is a pause of all."""
@@ -35,7 +35,7 @@ class Trainer:
         mesh_layout = layout(
             recipe.parallel, hosts=recipe_file.layout.hosts, workers_per_host=recipe_file.layout.workers_per_host
         )
-        self.recipe, self.worker, self.root = recipe, worker, root
+        self.recipe, self.worker, self.root, self.run_id = recipe, worker, root, run_id
         self.plan = batch_plan(recipe.train, mesh_layout)
         self.loader = Loader(
             recipe.data,
@@ -137,17 +137,20 @@ class Trainer:
             num_sources=len(names),
             clock=self.clock,
         )
-        with self.clock.phase("sync"):
-            result = finish_gradients(
-                self.model,
-                self.recipe.optim,
-                sums,
-                self.meshes,
-                step=self.step,
-                stop=stop.requested,
-                profile=profile.requested,
-                wait_s=batch.wait_s,
-            )
+        try:
+            with self.clock.phase("sync"):
+                result = finish_gradients(
+                    self.model,
+                    self.recipe.optim,
+                    sums,
+                    self.meshes,
+                    step=self.step,
+                    stop=stop.requested,
+                    profile=profile.requested,
+                    wait_s=batch.wait_s,
+                )
+        except NotFinite as error:
+            raise NotFinite(f"{error}. {self._how_to_go_on()}") from None
         with self.clock.phase("optimizer"):
             self.optimizer.step()
         self.router_bias.step()
@@ -165,6 +168,16 @@ class Trainer:
         )
         faults.at("step", step=self.step, rank=self.worker.rank)
         return result
+
+    def _how_to_go_on(self) -> str:
+        """After a step that was not finite, which comes again where nothing is changed."""
+        newest = self.checkpointer.newest
+        kept = f"The newest checkpoint is {newest}" if newest else "There is no checkpoint yet"
+        rate = self.recipe.optim.learning_rate / 2
+        return (
+            f"{kept}. Look at the data, lengthen optim.warmup_steps or lower the learning rate "
+            f"(fix: chimera_sm resume {self.run_id} optim.learning_rate={rate:g})"
+        )
 
     def _profile_after_step(self, result: StepResult, profile: ProfileRequest) -> None:
         if result.profile:

@@ -22,6 +22,8 @@ from .parallel import Meshes, Pipeline, refresh_scales, set_gradient_sync
 class NotFinite(RuntimeError):
     """Loss or gradient norm is not a number. The weights were not moved."""
 
+    explains_itself = True
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -149,9 +151,6 @@ def finish_gradients(
         waits_s=waits_s,
     )
     if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
-        raise NotFinite(
-            f"step {step}: loss={result.loss} grad_norm={result.grad_norm}. The weights were not moved, and the last "
-            "checkpoint stands. Lower optim.learning_rate, lengthen optim.warmup_steps or look at the data, then resume"
-        )
+        raise NotFinite(f"step {step}: loss={result.loss} grad_norm={result.grad_norm}. The weights were not moved")
     scale_gradients(parameters, clip_factor(result.grad_norm, optim.max_grad_norm) / num_tokens)
     return result

@@ -60,11 +60,14 @@ def leave(error: BaseException, rank: int) -> NoReturn:
     """
     code = exit_code_of(error)
     details = "".join(traceback.format_exception(error))
+    explained = getattr(error, "explains_itself", False)
     message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     print(f"error: {message}" if isinstance(error, ConfigError) else details, file=sys.stderr, flush=True)
     path = os.environ.get(ERROR_FILE_VARIABLE)
     if path:
-        report = {"rank": rank, "time": time.time(), "exit_code": code, "message": message, "traceback": details}
+        # Where in our code a wrong recipe, a bad file or a diverged loss was found helps nobody; the log has it.
+        frames = "" if explained else details.removesuffix("".join(traceback.format_exception_only(error)))
+        report = {"rank": rank, "time": time.time(), "exit_code": code, "message": message, "traceback": frames}
         with contextlib.suppress(OSError), open(path, "w") as file:
             json.dump(report, file)
     if code == EXIT_RETRY and (dump := flight_recorder.dump(MlRoot(), rank)):

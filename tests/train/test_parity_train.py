@@ -344,7 +344,10 @@ def test_a_loss_that_is_not_finite_stops_every_rank_before_the_weights_move(root
     codes, outputs = run(root, file)
     assert codes == [1, 1], outputs
     for output in outputs:
-        assert re.search(r"NotFinite: step [23]: loss=\S+ grad_norm=\S+. The weights were not moved", output)
+        assert re.search(
+            r"NotFinite: step [23]: loss=\S+ grad_norm=\S+. The weights were not moved. There is no ", output
+        )
+        assert re.search(r"\(fix: chimera_sm resume \S+ optim.learning_rate=5e\+29\)", output)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,12 @@ def test_a_loss_that_is_not_finite_in_the_first_step_fails_every_rank_and_is_tol
     code, output = ended(launch(root, recipe_file(workers=2, model={"initializer_range": 1e30})))
     assert code == 1, output
     assert output.count("NotFinite: step 1:") >= 2
-    assert "NotFinite: step 1:" in (root / "output/failure").read_text()
+    told = (root / "output/failure").read_text()
+    assert "NotFinite: step 1:" in told
+    assert "There is no checkpoint yet" in told
+    assert "optim.learning_rate=" in told
+    assert "Traceback" not in told
+    assert "Traceback" in output
     assert not list((root / "checkpoints").glob("step-*"))
 
 

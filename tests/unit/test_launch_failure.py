@@ -56,25 +56,37 @@ def test_the_cause_is_not_the_worker_that_lost_its_peer() -> None:
 
 
 @given(st.text(max_size=3000), st.text(max_size=3000))
-def test_the_failure_text_fits_and_keeps_head_and_tail(head: str, detail: str) -> None:
+def test_the_failure_text_fits_and_cuts_no_line(head: str, detail: str) -> None:
     text = shorten(head, detail)
     assert len(text) <= 1024
-    assert text.startswith(head.strip()[:1024])
-    if detail.strip() and len(head.strip()) < 900:
-        assert text.endswith(detail.strip()[-50:])
+    if len(head.strip()) <= 1024:
+        assert text.startswith(head.strip())
+        rest = text.removeprefix(head.strip()).removeprefix("\n").removeprefix("…\n")
+        assert f"\n{detail.strip()}".endswith(f"\n{rest}") or not rest
+
+
+def test_a_long_text_ends_with_whole_lines_and_words() -> None:
+    frames = "".join(f'  File "/opt/ml/code/file.py", line {n}, in run\n' for n in range(99))
+    head, more, *lines = shorten("ValueError: no", frames).split("\n")
+    assert (head, more) == ("ValueError: no", "…")
+    assert lines == frames.strip().split("\n")[-len(lines) :]
+    assert len(lines) > 10
+    assert shorten("word " * 400, frames).endswith("word word …")
+    assert shorten("m" * 3000, frames) == "m" * 1022 + " …"
 
 
 def test_description_of_an_error_and_of_a_signal(tmp_path: Path) -> None:
     report = tmp_path / "error.json"
     report.write_text(
         json.dumps(
-            {"rank": 3, "time": 12.5, "exit_code": 1, "message": "ValueError: loss is nan", "traceback": "T" * 5000}
+            {"rank": 3, "time": 12.5, "exit_code": 1, "message": "ValueError: loss is nan", "traceback": "T\n" * 5000}
         )
     )
     end = read_error_file(report, WorkerEnd(3, 1, 99.0))
     assert end.time == 12.5
     text = describe(end, "algo-2", ["ignored\n"])
-    assert text.startswith("rank 3 on algo-2: ValueError: loss is nan (exit code 1)\n…TTT")
+    assert text.startswith("rank 3 on algo-2: ValueError: loss is nan (exit code 1)\n…\nT\nT\n")
+    assert describe(WorkerEnd(3, 1, 0.0, "its own words", reported=True), "a", ["noise"]).endswith("(exit code 1)")
     killed = describe(WorkerEnd(1, -9, 0.0), "algo-1", ["last words\n"])
     assert killed.startswith("rank 1 on algo-1 was killed by SIGKILL (out of memory?")
     assert killed.endswith("last words")

@@ -1,16 +1,20 @@
 """A worker's place in the job, its signals and its errors: what needs no second process."""
 
 import errno
+import json
 import os
 import signal
 
 import pytest
 import torch
 
+from chimera_train.checkpoint import CheckpointError
 from chimera_train.config import ConfigError, LayoutConfig, Problem
+from chimera_train.data.errors import DataError
 from chimera_train.distributed import worker_from
 from chimera_train.signals import SIGNALS, StopRequest
-from chimera_train.worker_errors import exit_code_of
+from chimera_train.step import NotFinite
+from chimera_train.worker_errors import exit_code_of, leave
 
 TORCHRUN = {
     "RANK": "5",
@@ -100,3 +104,32 @@ class Declared(RuntimeError):
 )
 def test_exit_codes(error, code):
     assert exit_code_of(error) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "frames"),
+    [
+        (ConfigError([Problem("train.num_steps", "0 is not positive")]), "train.num_steps: 0 is not positive", False),
+        (DataError("x.bin is damaged", "copy it again"), "DataError: x.bin is damaged (fix: copy it again)", False),
+        (CheckpointError("step-3 was not saved"), "CheckpointError: step-3 was not saved", False),
+        (NotFinite("step 1: loss=nan"), "NotFinite: step 1: loss=nan", False),
+        (ValueError("shapes do not match"), "ValueError: shapes do not match", True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_explains_itself_is_told_without_a_traceback(error, message, frames, tmp_path, monkeypatch, capfd):
+    def exit_with(code):
+        raise SystemExit(code)
+
+    monkeypatch.setenv("CHIMERA_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setattr(os, "_exit", exit_with)
+    try:
+        raise error
+    except Exception as caught:
+        with pytest.raises(SystemExit):
+            leave(caught, rank=0)
+    report = json.loads((tmp_path / "error.json").read_text())
+    assert report["message"] == message
+    assert bool(report["traceback"]) is frames
+    assert "shapes do not match" not in report["traceback"].split("\n")[-1]
+    assert message.partition(": ")[2] in capfd.readouterr().err

@@ -59,6 +59,11 @@ class Checkpointer:
         self._attempts: dict[int, int] = {}
         """Step → next attempt: a name that this process used is not used again, even if its folder is gone."""
 
+    @property
+    def newest(self) -> str | None:
+        """Name of the newest checkpoint that is complete, as far as `load` and `save` have seen."""
+        return next(iter(self._history.complete or ()), None)
+
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: LoopState) -> Path:
         """Write a checkpoint and prune old ones; returns its folder. Collective; it is durable on return.
 

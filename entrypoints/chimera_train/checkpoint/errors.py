@@ -11,6 +11,8 @@ class CheckpointError(RuntimeError):
     `exit_code` is what the container should leave with: 1, or 75 where the cause may pass (a file system went away).
     """
 
+    explains_itself = True
+
     def __init__(self, message: str, *, exit_code: int = EXIT_FAILED):
         self.exit_code = exit_code
         super().__init__(message)

@@ -6,6 +6,8 @@ from __future__ import annotations
 class DataError(Exception):
     """Bad input: the file, what is wrong with it, and what to do. Nothing was started."""
 
+    explains_itself = True
+
     def __init__(self, message: str, fix: str = ""):
         super().__init__(message, fix)  # both in args: the error crosses process boundaries
         self.message = message

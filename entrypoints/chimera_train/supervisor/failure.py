@@ -38,6 +38,8 @@ class WorkerEnd:
     """Seconds since the epoch; the worker's own report of its error where there is one."""
     message: str = ""
     traceback: str = ""
+    reported: bool = False
+    """The message is the worker's own."""
 
     @property
     def signal(self) -> int | None:
@@ -71,14 +73,20 @@ def read_error_file(path: Path, end: WorkerEnd) -> WorkerEnd:
     try:
         report = json.loads(path.read_text())
         return WorkerEnd(
-            end.rank, end.code, float(report["time"]), str(report["message"]), str(report.get("traceback", ""))
+            end.rank,
+            end.code,
+            float(report["time"]),
+            str(report["message"]),
+            str(report.get("traceback", "")),
+            reported=True,
         )
     except (OSError, ValueError, KeyError, TypeError):
         return end
 
 
 def describe(end: WorkerEnd, host: str, last_lines: Iterable[str]) -> str:
-    """Text of the failure file: the message, then as much of the end of the traceback as fits."""
+    """Text of the failure file: the message, then as many last lines of the traceback as fit; of the log, where the
+    worker told nothing."""
     where = f"rank {end.rank} on {host}"
     if end.signal is not None:
         hint = HINTS.get(end.signal)
@@ -87,7 +95,7 @@ def describe(end: WorkerEnd, host: str, last_lines: Iterable[str]) -> str:
         head = f"{where}: {end.message} (exit code {end.code})"
     else:
         head = f"{where} left with exit code {end.code} and no report"
-    detail = end.traceback or "".join(last_lines)
+    detail = end.traceback if end.reported else "".join(last_lines)
     return shorten(head, detail)
 
 
@@ -99,14 +107,28 @@ def signal_name(number: int) -> str:
 
 
 def shorten(head: str, detail: str) -> str:
-    """At most FAILURE_LIMIT characters: the whole head if it fits, then the end of the detail."""
-    head, detail = head.strip()[:FAILURE_LIMIT], detail.strip()
+    """At most FAILURE_LIMIT characters: the head, then the last lines of the detail that fit, each whole."""
+    head, detail = head.strip(), detail.strip()
+    if len(head) > FAILURE_LIMIT:
+        return _words(head.split(" "), FAILURE_LIMIT - 2) + " …"
     room = FAILURE_LIMIT - len(head) - 1
-    if not detail or room < 2:
-        return head
     if len(detail) > room:
-        detail = "…" + detail[len(detail) - room + 1 :]
-    return f"{head}\n{detail}"
+        lines = detail.split("\n")
+        while lines and len("\n".join(lines)) + 2 > room:
+            del lines[0]
+        detail = "…\n" + "\n".join(lines) if lines else ""
+    return f"{head}\n{detail}" if detail else head
+
+
+def _words(words: list[str], room: int) -> str:
+    """The first words that fit; of a first one that does not, what does."""
+    text = ""
+    for word in words:
+        longer = f"{text} {word}" if text else word
+        if len(longer) > room:
+            break
+        text = longer
+    return text or words[0][:room]
 
 
 def write_report(path: Path, end: WorkerEnd) -> None:
