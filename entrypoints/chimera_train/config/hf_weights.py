@@ -15,17 +15,18 @@ from .decode import ConfigError
 from .hf_architectures import architecture_of
 from .model import ModelConfig
 from .problem import Problem
+from .safetensors_header import Shape, TensorHeader, read_header
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 READABLE_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 """Safetensors' names of the dtypes that weights may be stored in."""
-Shape = tuple[int, ...]
 
 _TOP = {
-    "embedding.weight": "model.embed_tokens.weight",
+    "embedding.weight": EMBEDDING,
     "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
+    "head.weight": HEAD,
 }
 _LAYER = {
     "attention_norm": "input_layernorm",
@@ -159,13 +160,6 @@ def pieces(name: str, rows: int, model: ModelConfig, *, fused: bool = False) -> 
     return [Piece(f"{mixture}.experts.{tensor}", expert, first, width) for expert in range(model.num_experts)]
 
 
-@dataclass(frozen=True)
-class TensorHeader:
-    file: Path
-    dtype: str
-    shape: Shape
-
-
 class WeightsFolder:
     """The headers of a folder of safetensors. Weights themselves are not read."""
 
@@ -174,7 +168,7 @@ class WeightsFolder:
         self.folder = folder
         self.tensors: dict[str, TensorHeader] = {}
         for file in self._files():
-            self.tensors |= _read_header(file)
+            self.tensors |= read_header(file)
         self.fused = any(name.endswith(".experts.gate_up_proj") for name in self.tensors)
 
     def _files(self) -> list[Path]:
@@ -196,15 +190,20 @@ class WeightsFolder:
     def problems(self, model: ModelConfig) -> list[Problem]:
         """What keeps these weights from being `model`'s: tensors that are missing, too many, of another shape or of a
         dtype that is no plain number."""
-        problems, wanted = [], _expected(model, fused=self.fused)
+        try:
+            wanted = _expected(model, fused=self.fused)
+        except ConfigError as error:
+            return error.problems
+        problems = []
         missing = [name for name in wanted if name not in self.tensors]
         if missing:
-            fix = "set model.tie_embeddings=true" if missing == ["lm_head.weight"] else ""
-            problems.append(Problem(str(self.folder), f"has no tensor {_some(missing)}", fix))
+            problems.append(self._missing(missing))
         extra = [name for name in self.tensors if name not in wanted and not _superfluous(name, model)]
         if extra:
             file = self.tensors[extra[0]].file
             problems.append(Problem(str(file), f"has {_some(extra)}, which the model does not"))
+        if model.tie_embeddings and HEAD in self.tensors:
+            wanted |= {HEAD: wanted[EMBEDDING]}  # a copy, which loading compares
         for name, shape in wanted.items():
             header = self.tensors.get(name)
             if header is None:
@@ -218,6 +217,21 @@ class WeightsFolder:
                     Problem(str(header.file), f"{name} is of dtype {header.dtype}, which does not load", fix)
                 )
         return problems[:5]
+
+    def _missing(self, names: list[str]) -> Problem:
+        index = self.folder / INDEX_FILE
+        if not index.is_file():
+            fix = "set model.tie_embeddings=true" if names == [HEAD] else ""
+            return Problem(str(self.folder), f"has no tensor {_some(names)}", fix)
+        # A tensor that is here and not read is the index's mistake: training without it would change the model.
+        for file in sorted(self.folder.glob("*.safetensors")):
+            try:
+                found = read_header(file)
+            except ConfigError:
+                continue
+            if there := [name for name in names if name in found]:
+                return Problem(str(index), f"names no file for {_some(there)}, which {file.name} has", "correct it")
+        return Problem(str(index), f"has no tensor {_some(names)}")
 
 
 def _expected(model: ModelConfig, *, fused: bool) -> dict[str, Shape]:
@@ -237,33 +251,11 @@ def _expected(model: ModelConfig, *, fused: bool) -> dict[str, Shape]:
 def _superfluous(name: str, model: ModelConfig) -> bool:
     """Tensors that files are known to have beside the model's: a copy of a tied head, tables of rotary positions, and
     DeepSeek-V3's layers for predicting further tokens, which come after the others."""
-    if name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and model.tie_embeddings):
+    if name.endswith(".rotary_emb.inv_freq") or (name == HEAD and model.tie_embeddings):
         return True
     parts = name.split(".")
     further = parts[:2] == ["model", "layers"] and parts[2].isdigit() and int(parts[2]) >= model.num_layers
     return further and model.latent_attention is not None
-
-
-def _read_header(file: Path) -> dict[str, TensorHeader]:
-    """Format: eight bytes, little-endian, with the length of the JSON that follows; then the tensors' bytes."""
-    try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            size = file.stat().st_size
-            if not 0 < length <= size - 8:
-                raise ValueError("the header is longer than the file")
-            header = json.loads(stream.read(length))
-        tensors = {name: value for name, value in header.items() if name != "__metadata__"}
-        end = max((value["data_offsets"][1] for value in tensors.values()), default=0)
-        if 8 + length + end != size:
-            raise ValueError(f"{8 + length + end} bytes are announced, and {size} are there")
-        return {name: TensorHeader(file, value["dtype"], tuple(value["shape"])) for name, value in tensors.items()}
-    except FileNotFoundError:
-        raise _unreadable(file, "is named by the index and not there") from None
-    except OSError as error:
-        raise _unreadable(file, f"cannot be read: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _unreadable(file, f"is damaged: {error}") from None
 
 
 def _unreadable(path: Path, message: str, fix: str = "") -> ConfigError:
