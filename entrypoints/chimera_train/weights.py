@@ -16,7 +16,7 @@ from .checkpoint.state import MODEL
 from .checkpoint.storage import OnceReader
 from .checkpoint.store import Torn
 from .config import ConfigError, ModelConfig, RecipeFile, decode
-from .config.hf_config import read_config
+from .config.hf_config import read_model
 from .config.hf_weights import WeightsFolder, tensor_shapes
 from .model import Decoder
 from .model.hf import HfReader
@@ -83,7 +83,7 @@ class ExportedWeights:
     def __init__(self, folder: Path):
         """Raises ConfigError where the folder is not such a model, whole."""
         self.origin = str(folder)
-        self.model = decode(ModelConfig, read_config(folder))
+        self.model = read_model(folder)
         headers = WeightsFolder(folder)
         if problems := headers.problems(self.model):
             raise ConfigError(problems)

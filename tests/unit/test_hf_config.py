@@ -1,5 +1,6 @@
 """config.json both ways: published ones give the shipped models, and what we do not compute is refused by its key."""
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,8 @@ import yaml
 from test_model_reference import MODELS
 
 from chimera_train.config import ConfigError, ModelConfig, RopeScaling, decode
-from chimera_train.config.hf_architectures import architecture_of
-from chimera_train.config.hf_config import differences, hf_config, model_section, read_config
+from chimera_train.config.hf_architectures import BY_NAME, architecture_of
+from chimera_train.config.hf_config import differences, hf_config, model_section, read_config, read_model
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "model"
 LLAMA: dict[str, Any] = {
@@ -113,29 +114,97 @@ def test_the_form_of_transformers_5_is_read_too(name, tmp_path):
         (LLAMA, {"mlp_bias": True}, "mlp_bias", "True"),
         (LLAMA, {"hidden_act": "gelu"}, "hidden_act", "'gelu'"),
         (LLAMA, {"attention_dropout": 0.1}, "attention_dropout", "0.1"),
-        (LLAMA, {"vocab_size": ...}, "vocab_size", "is missing"),
+        (LLAMA, {"model_type": "mistral"}, "model_type", "'mistral' contradicts architectures=['LlamaForCausalLM']"),
         (LLAMA, {"logit_scale": 2.0}, "logit_scale", "we do not know this key of LlamaForCausalLM"),
         (LLAMA, {"sliding_window": 512}, "sliding_window", "we do not know this key"),
         (LLAMA, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config", "the weights are quantised"),
         (LLAMA, {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type", "'longrope'"),
         (LLAMA, {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor", "is missing"),
-        (LLAMA, {"rope_parameters": {"rope_type": "linear", "factor": 2, "x": 1}}, "rope_parameters.x", "do not know"),
-        (LLAMA, {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters", "layers of"),
+        (LLAMA, {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.factor", "is missing"),
+        (LLAMA, {"rope_scaling": LLAMA["rope_scaling"] | {"low_freq_factor": None}}, "rope_scaling.low_freq_factor",
+         "is missing"),
+        (QWEN2, {"rope_parameters": {"rope_type": "linear", "factor": 2, "x": 1}}, "rope_parameters.x", "do not know"),
+        (QWEN2, {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters", "layers of"),
+        (QWEN2, {"layer_types": ["sliding_attention"] * 28}, "layer_types", "has windows"),
+        (QWEN2, {"attention_bias": False}, "attention_bias", "False is not what this decoder computes, which is True"),
         (QWEN2, {"use_sliding_window": True, "max_window_layers": 14}, "use_sliding_window", "only some layers"),
         (QWEN3_MOE, {"mlp_only_layers": [3]}, "mlp_only_layers", "not the first layers"),
         (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step", "2"),
         (DEEPSEEK, {"rope_interleave": False}, "rope_interleave", "False"),
         (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func", "'softmax'"),
-        (DEEPSEEK, {"kv_lora_rank": ...}, "kv_lora_rank", "is missing"),
+        (DEEPSEEK, {"n_shared_experts": 0}, "n_shared_experts", "0 is not what this decoder computes"),
     ],
-)
+)  # fmt: skip
 def test_what_we_do_not_compute_is_refused_by_its_key(config, changed, key, says):
-    config = {k: v for k, v in (config | changed).items() if v is not ...}
     with pytest.raises(ConfigError) as caught:
-        model_section(config, "folder/config.json")
+        model_section(config | changed, "folder/config.json")
     (problem,) = caught.value.problems
     assert problem.key == f"folder/config.json: {key}"
     assert says in f"{problem.message} ({problem.fix})"
+
+
+@pytest.mark.parametrize("config", PUBLISHED.values(), ids=PUBLISHED)
+def test_what_switches_off_a_thing_that_we_do_not_compute_is_accepted(config):
+    off = {"use_mrope": False, "scale": 0, "offset": 0.0, "vision_config": None, "prefix": "", "extra": [], "more": {}}
+    off |= {"partial_rotary_factor": 1.0, "quantization_config": {}}
+    off |= {"use_sliding_window": False} if config is not QWEN2 else {}
+    assert model_section(config | off, "") == model_section(config, "")
+
+
+def test_of_two_ropes_the_one_that_transformers_takes_is_read():
+    both = {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {"rope_theta": 5.0, "rope_type": "x"}}
+    model = model_of(LLAMA | both)
+    assert (model.rope_theta, model.rope_scaling) == (500000.0, RopeScaling(type="linear", factor=4.0))
+    second = model_of(LLAMA | both | {"rope_scaling": None, "rope_parameters": {"rope_theta": 5.0}})
+    assert (second.rope_theta, second.rope_scaling) == (5.0, None)
+
+
+def test_zero_is_no_weight_of_yarn():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    zeros = dict.fromkeys(("mscale", "mscale_all_dim", "beta_fast", "beta_slow"), 0.0)
+    assert model_of(LLAMA | {"rope_scaling": yarn | zeros}) == model_of(LLAMA | {"rope_scaling": yarn})
+    unsaid = model_of(LLAMA | {"rope_scaling": yarn | {"factor": None}}).rope_scaling
+    assert unsaid is not None
+    assert unsaid.factor == LLAMA["max_position_embeddings"] / 64
+
+
+def computed(config: dict[str, Any]) -> dict[str, Any]:
+    """What is read of a config; transformers writes the width of a head that it computed."""
+    section = model_section(config, "")
+    return section | {"head_dim": section.get("head_dim") or section["hidden_size"] // section["num_heads"]}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("base", ["of transformers", "small"])
+def test_a_missing_key_is_what_transformers_takes_for_it(name, base):
+    transformers = pytest.importorskip("transformers", minversion="5")
+    kind = BY_NAME[name].model_type
+    small = {"num_attention_heads": 128, "num_key_value_heads": 128, "hidden_size": 512, "rms_norm_eps": 1e-3}
+    whole = transformers.AutoConfig.for_model(kind, **(small if base == "small" else {})).to_dict()
+    whole |= {"architectures": [name]}
+    for key in [None, *whole]:
+        if key not in ("architectures", "model_type"):
+            config = {k: v for k, v in whole.items() if k != key}
+            theirs = transformers.AutoConfig.for_model(**json.loads(json.dumps(config))).to_dict()
+            assert computed(config) == computed(theirs | {"architectures": [name]}), key
+    least = transformers.AutoConfig.for_model(kind).to_dict() | {"architectures": [name]}
+    assert computed({"architectures": [name]}) == computed(least)
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2, window", "qwen3 moe", "deepseek v3"])
+@pytest.mark.parametrize("value", [None, "x", "", [], {}, [[]], [{}], -1, 0, 1.5, True])
+def test_a_value_of_another_kind_is_never_more_than_a_config_error(name, value, tmp_path):
+    config = json.loads(json.dumps(hf_config(MODELS[name])))
+    for key in [*config, "layer_types", "max_window_layers", "rope_parameters", "sliding_window"]:
+        (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
+        with contextlib.suppress(ConfigError):
+            differences(read_config(tmp_path), read_model(tmp_path))
+
+
+def test_a_model_of_a_folder_keeps_the_rules_and_an_error_names_the_file(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"num_key_value_heads": 5}))
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/config\.json: model\.num_kv_heads: 5 does not divide"):
+        read_model(tmp_path)
 
 
 def test_windows_of_some_layers_are_read_where_they_are_of_all_or_none():
@@ -157,7 +226,7 @@ def test_null_means_what_transformers_takes_it_for():
 
 def test_a_model_that_no_architecture_computes_says_what_is_in_the_way():
     model = replace(MODELS["qwen3"], attention_bias=True)
-    with pytest.raises(ValueError, match=r"Qwen\dForCausalLM cannot have model\.\w+=True$"):
+    with pytest.raises(ConfigError, match=r"Qwen\dForCausalLM cannot have model\.\w+=True$"):
         architecture_of(model)
     assert architecture_of(MODELS["qwen3"]).name == "Qwen3ForCausalLM"
     assert architecture_of(replace(MODELS["llama 2"], sliding_window=8)).name == "MistralForCausalLM"

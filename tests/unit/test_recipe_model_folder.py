@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from test_model_reference import MODELS
 
 from chimera_sm.errors import RecipeError
 from chimera_sm.planner.plan import plan
@@ -15,7 +19,9 @@ from chimera_sm.recipe.schema import Recipe
 from chimera_sm.sdk import check
 from chimera_sm.targets.sagemaker.request import build_request
 from chimera_train.config import decode, encode
+from chimera_train.config.hf_architectures import BY_NAME, architecture_of
 from chimera_train.config.hf_config import hf_config
+from chimera_train.config.hf_weights import pieces, tensor_shapes
 
 S3 = "model.weights_uri=s3://bucket/llama"
 
@@ -124,3 +130,34 @@ def test_a_local_folder_without_its_weights_is_found_before_the_start(folder: Pa
     (finding,) = findings
     assert f"{folder}: holds neither model.safetensors nor" in finding.message
     assert finding.severity == "error"
+
+
+ONE_OF_EACH = {architecture_of(MODELS[name]).name: name for name in MODELS}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("export", ["true", "false"])
+def test_a_folder_of_every_architecture_passes_the_checks(tmp_path: Path, name: str, export: str) -> None:
+    config = replace(MODELS[ONE_OF_EACH[name]], vocab_size=384)
+    shapes = {
+        piece.tensor: (piece.rows, *shape[1:])
+        for ours, shape in tensor_shapes(config).items()
+        for piece in pieces(ours, shape[0], config)
+    }
+    save_file({tensor: torch.zeros(shape) for tensor, shape in shapes.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(hf_config(config)))
+    recipe = composed("tiny", tmp_path, "train.sequence_length=64", f"checkpoint.export_at_end={export}")
+    assert [f"{f.where}: {f.message}" for f in check(plan(recipe)) if f.severity == "error"] == []
+    # What was decoded has fields beside the model's own, which say nothing of what is computed.
+    assert architecture_of(recipe.model).name == name
+
+
+def test_an_override_that_no_architecture_has_is_a_finding_and_no_crash(tmp_path: Path) -> None:
+    config = replace(MODELS["qwen3 moe"], vocab_size=384)
+    (tmp_path / "config.json").write_text(json.dumps(hf_config(config)))
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    recipe = composed("tiny", tmp_path, "train.sequence_length=64", "model.attention_bias=true")
+    (finding,) = [f for f in check(plan(recipe)) if f.severity == "error"]
+    assert finding.where == "train.initial_weights"
+    assert "no architecture of Hugging Face computes this model" in finding.message
+    assert "model.path" not in finding.message

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .decode import ConfigError
+from .hf_defaults import DEFAULTS
 from .model import ModelConfig
+from .problem import Problem
 
 COMMON_KEYS = {
     "vocab_size": "vocab_size",
@@ -46,8 +49,6 @@ class Architecture:
     """Our fields with a value that it cannot have."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """As `FIXED`, of this one alone; a key may be missing."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that a config.json may lack, with what transformers then takes."""
     window: str | None = None
     """How it says model.sliding_window: `key` (sliding_window alone), `switch` (use_sliding_window too), or not."""
     window_layers: bool = False
@@ -55,13 +56,18 @@ class Architecture:
     expert_tensors: tuple[str, str, str, str] | None = None
     """Module of the mixture of experts in a layer, and the names of an expert's gate, up and down projections."""
 
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Keys that a config.json may lack, with what transformers then takes."""
+        return DEFAULTS[self.model_type]
+
     def lacks(self, model: ModelConfig) -> list[str]:
         """Fields of `model` whose values it cannot express."""
         says = {*COMMON_KEYS, *self.keys, *self.never, *_NOT_COMPUTED, "rope_theta", "rope_scaling"}
         if self.window is not None:
             says.add("sliding_window")
         missing = []
-        for f in fields(model):
+        for f in fields(ModelConfig):  # not of its subclass, whose fields say nothing of what is computed
             value = getattr(model, f.name)
             if f.name in says:
                 wrong = f.name in self.never and value == self.never[f.name]
@@ -82,7 +88,6 @@ ARCHITECTURES = (
         model_type="mistral",
         keys={"head_dim": "head_dim"},
         window="key",
-        defaults={"sliding_window": 4096},
     ),
     Architecture(
         name="Qwen2ForCausalLM",
@@ -99,7 +104,6 @@ ARCHITECTURES = (
         implied={"qk_norm": True},
         window="switch",
         window_layers=True,
-        defaults={"head_dim": 128},
     ),
     Architecture(
         name="MixtralForCausalLM",
@@ -112,7 +116,6 @@ ARCHITECTURES = (
         },
         window="key",
         fixed={"router_jitter_noise": 0.0},
-        defaults={"sliding_window": None, "rope_theta": 1e6, "router_aux_loss_coef": 0.001},
         expert_tensors=("block_sparse_moe", "w1", "w3", "w2"),
     ),
     Architecture(
@@ -130,7 +133,6 @@ ARCHITECTURES = (
         implied={"qk_norm": True},
         window="switch",
         fixed={"decoder_sparse_step": 1},
-        defaults={"norm_topk_prob": False, "mlp_only_layers": [], "router_aux_loss_coef": 0.001},
         expert_tensors=("mlp", *_LLAMA_EXPERT),
     ),
     Architecture(
@@ -164,9 +166,10 @@ BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 
 @functools.cache
 def architecture_of(model: ModelConfig) -> Architecture:
-    """The first that computes what `model` does. Raises ValueError, which says what the nearest lacks."""
+    """The first that computes what `model` does. Raises ConfigError, which says what the nearest lacks."""
     nearest = min(ARCHITECTURES, key=lambda architecture: len(architecture.lacks(model)))
     if lacking := nearest.lacks(model):
         values = ", ".join(f"model.{name}={getattr(model, name)}" for name in lacking)
-        raise ValueError(f"no architecture of Hugging Face computes this model: {nearest.name} cannot have {values}")
+        message = f"no architecture of Hugging Face computes this model: {nearest.name} cannot have {values}"
+        raise ConfigError([Problem("model", message)])
     return nearest

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from .checkpoint import CheckpointConfig
 from .context import context_problems
 from .data import DataConfig
+from .decode import ConfigError
 from .evaluation import EvaluationConfig
 from .hf_architectures import architecture_of
 from .model import ModelConfig
@@ -110,8 +111,9 @@ class TrainRecipe:
         if self.checkpoint.export_at_end:
             try:
                 architecture_of(model)
-            except ValueError as error:
-                problems.append(Problem("checkpoint.export_at_end", str(error), "set checkpoint.export_at_end=false"))
+            except ConfigError as error:
+                why = error.problems[0].message
+                problems.append(Problem("checkpoint.export_at_end", why, "set checkpoint.export_at_end=false"))
         if optim.decay_steps is not None and optim.decay_steps + optim.warmup_steps > train.num_steps:
             problems.append(
                 Problem(
