@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch import nn
@@ -25,27 +26,37 @@ def load_initial_weights(model: nn.Module, config: ModelConfig, folder: Path) ->
     """Fill every parameter and buffer of `model`, sharded in whatever way, from `folder`. Collective.
 
     Returns, in words, where config.json there differs from `config`, which holds. Raises ConfigError, the same on every
-    rank and before any weight is read, where the folder is not of this model; RanksFailed where reading fails.
+    rank, where the folder is not of this model: before any weight is read if the headers tell it. Raises RanksFailed
+    where the file system fails.
     """
     ranks = Ranks(workers_per_host=1)
     headers: list[WeightsFolder] = []
 
     def examine() -> tuple[list[Problem], list[str]]:
         try:
-            there = read_config(folder)
+            unlike = differences(read_config(folder), config)
             headers.append(WeightsFolder(folder))
         except ConfigError as error:
             return error.problems, []
-        return headers[0].problems(config), differences(there, config)
+        return headers[0].problems(config), unlike
 
     answers = ranks.together(examine)
-    if problems := next((found for found, _ in answers if found), []):
-        raise ConfigError([Problem(KEY, f"{p.key}: {p.message}", p.fix) for p in problems])
+    _raise_first(problems for problems, _ in answers)
     reader = HfReader(headers[0], config)
 
-    def fill() -> None:
-        for shard in shards(model):
-            reader.fill(shard)
+    def fill() -> list[Problem]:
+        try:
+            for shard in shards(model):
+                reader.fill(shard)
+        except ConfigError as error:
+            return error.problems
+        return []
 
-    ranks.together(fill)
+    _raise_first(ranks.together(fill))
     return answers[0][1]
+
+
+def _raise_first(found: Iterable[list[Problem]]) -> None:
+    """Raise what the first rank found that found anything, the same on all."""
+    if problems := next((problems for problems in found if problems), []):
+        raise ConfigError([Problem(KEY, f"{p.key}: {p.message}", p.fix) for p in problems])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from safetensors.torch import load_file, save_file
 from test_model_reference import MODELS, build
 
 from chimera_train.config import ConfigError, ModelConfig
+from chimera_train.config.hf_config import hf_config
 from chimera_train.config.hf_weights import WeightsFolder, tensor_shapes
 from chimera_train.model.hf import HfReader, to_hf
 from chimera_train.model.shards import Shard
+from chimera_train.weights import ExportedWeights
 
 KINDS = ["qwen2", "llama 3.2, tied", "mixtral", "qwen3 moe", "deepseek v3"]
 
@@ -125,8 +128,78 @@ def test_known_superfluous_tensors_are_passed_over(tmp_path):
     ]:
         write(tmp_path, MODELS[kind])
         weights = load_file(tmp_path / "model.safetensors")
-        save_file(weights | {extra: torch.ones(3)}, tmp_path / "model.safetensors")
+        copied = weights["model.embed_tokens.weight"].clone() if extra == "lm_head.weight" else torch.ones(3)
+        save_file(weights | {extra: copied}, tmp_path / "model.safetensors")
         assert WeightsFolder(tmp_path).problems(MODELS[kind]) == []
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3 moe", "deepseek v3"])
+def test_experts_that_no_architecture_has_are_a_problem_and_no_crash(tmp_path, architecture):
+    write(tmp_path, MODELS[architecture])
+    (problem,) = WeightsFolder(tmp_path).problems(replace(MODELS[architecture], router_bias_update_speed=None,
+                                                          latent_attention=None, attention_bias=True))  # fmt: skip
+    assert "no architecture of Hugging Face computes this model" in problem.message
+
+
+def test_a_tied_head_must_be_the_embedding(tmp_path):
+    tied = MODELS["llama 3.2, tied"]
+    write(tmp_path, tied)
+    (tmp_path / "config.json").write_text(json.dumps(hf_config(tied)))
+    weights = load_file(tmp_path / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    save_file(weights | {"lm_head.weight": embedding.clone()}, tmp_path / "model.safetensors")
+    assert torch.equal(ExportedWeights(tmp_path).read("embedding.weight"), embedding)
+    save_file(weights | {"lm_head.weight": embedding[1:].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"model\.safetensors: lm_head\.weight is \[95, 48\], and \[96, 48\]"):
+        ExportedWeights(tmp_path)
+    other = embedding.clone()
+    other[-1, -1] += 1
+    save_file(weights | {"lm_head.weight": other}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"model\.safetensors: lm_head\.weight is not model\.embed_tokens\.weight"):
+        ExportedWeights(tmp_path).read("embedding.weight")
+    # What the error says to set, and that a rank sees only what it has of it.
+    headers, untied = WeightsFolder(tmp_path), replace(tied, tie_embeddings=False)
+    assert headers.problems(untied) == []
+    assert torch.equal(HfReader(headers, untied).read("head.weight", (96, 48)), other)
+    assert torch.equal(HfReader(headers, untied).read("embedding.weight", (96, 48)), embedding)
+    HfReader(headers, tied).fill(Shard("embedding.weight", (96, 48), (0, 0), torch.empty(95, 48)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_value_that_is_no_number_is_found_by_who_loads_it(tmp_path, value, dtype):
+    write(tmp_path, MODELS["mixtral"])
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    weights[name] = weights[name].to(dtype)
+    weights[name][5, 7] = value
+    save_file(weights, tmp_path / "model.safetensors")
+    reader = HfReader(WeightsFolder(tmp_path), MODELS["mixtral"])
+    up, experts = "layers.1.feed_forward.experts.up_proj", (4 * 80, 48)
+    with pytest.raises(ConfigError, match=rf"model\.safetensors: {name} has NaN or infinite values"):
+        reader.read(up, experts)
+    reader.fill(Shard(up, experts, (0, 0), torch.empty(2 * 80, 48)))
+
+
+def test_an_error_of_safetensors_names_the_file(tmp_path):
+    write(tmp_path, MODELS["llama 2"])
+    headers = WeightsFolder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"changed since")
+    with pytest.raises(ConfigError, match=rf"{tmp_path}/model\.safetensors: {Q} cannot be read: .*header"):
+        HfReader(headers, MODELS["llama 2"]).read("layers.1.attention.q_proj.weight", (48, 48))
+
+
+def test_an_index_that_leaves_out_a_tensor_is_said_to(tmp_path):
+    write(tmp_path, MODELS["llama 2"])
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    save_file({"lm_head.weight": weights.pop("lm_head.weight")}, tmp_path / "b.safetensors")
+    save_file(weights, tmp_path / "a.safetensors")
+    index(tmp_path, {"weight_map": dict.fromkeys(weights, "a.safetensors")})
+    (problem,) = WeightsFolder(tmp_path).problems(MODELS["llama 2"])
+    assert problem.key.endswith("model.safetensors.index.json")
+    assert problem.message == "names no file for lm_head.weight, which b.safetensors has"
+    assert "tie_embeddings" not in problem.fix
 
 
 def test_bfloat16_and_float16_are_read_exactly(tmp_path):
@@ -151,7 +224,7 @@ def index(folder: Path, content: object) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (cut_short, r"model\.safetensors: is damaged: \d+ bytes are announced, and \d+ are there"),
+        (cut_short, r"model\.safetensors: is damaged: \d+ bytes of tensors are announced, and \d+ are there"),
         (lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 20), "the header is longer than the file"),
         (lambda f: (f / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "convert pytorch_model.bin to"),

@@ -241,14 +241,14 @@ SCHEDULE_OF = {"stages_per_rank": {"pipeline_schedule": "interleaved_1f1b"}}
 @pytest.mark.parametrize(
     ("layers", "parallel", "fix"),
     [
-        (3, {"pipeline_parallel": 2, "pipeline_schedule": "zbv"}, "use parallel.pipeline_parallel=1, or S=1f1b"),
-        (3, {"pipeline_parallel": 8, "pipeline_schedule": "zbv"}, "use parallel.pipeline_parallel=1"),
+        (3, {"pipeline_parallel": 2, "pipeline_schedule": "zbv"}, "use parallel.pipeline_parallel=1 with S=1f1b, or S=1f1b"),
+        (3, {"pipeline_parallel": 8, "pipeline_schedule": "zbv"}, "use parallel.pipeline_parallel=1 with S=1f1b"),
         (6, {"pipeline_parallel": 8}, "use at most 6"),
         (6, {"pipeline_parallel": 4, "pipeline_schedule": "dualpipev"}, "use at most 3, or S=1f1b"),
         (
             6,
             {"pipeline_parallel": 2, "pipeline_schedule": "interleaved_1f1b", "stages_per_rank": 4},
-            "use parallel.pipeline_parallel=1 with N=null, or N=3, or S=1f1b with N=null",
+            "use parallel.pipeline_parallel=1 with S=1f1b N=null, or N=3, or S=1f1b with N=null",
         ),
     ],
 )

@@ -33,12 +33,20 @@ def _fitting_stages(parallel: ParallelConfig, num_layers: int) -> str:
     ranks, per_rank = parallel.pipeline_parallel, parallel.resolved_stages_per_rank
     most_ranks, most_stages = num_layers // per_rank, num_layers // ranks
     reset = "" if parallel.stages_per_rank is None else " with parallel.stages_per_rank=null"
-    fixes = [f"use at most {most_ranks}"] if most_ranks > 1 else [f"use parallel.pipeline_parallel=1{reset}"]
+    fixes = [f"use at most {most_ranks}"] if most_ranks > 1 else [_without_pipeline(parallel)]
     if not parallel.schedule.fixed_stages_per_rank and 1 < most_stages < per_rank:
         fixes.append(f"parallel.stages_per_rank={most_stages}")
     if per_rank > 1 and most_stages >= 1:
         fixes.append(f"parallel.pipeline_schedule=1f1b{reset}")
     return ", or ".join(fixes)
+
+
+def _without_pipeline(parallel: ParallelConfig) -> str:
+    """Keys of a pipeline are refused where there is none."""
+    idle = {"pipeline_schedule": parallel.pipeline_schedule != "1f1b", "stages_per_rank": parallel.stages_per_rank}
+    values = {"pipeline_schedule": "1f1b", "stages_per_rank": "null"}
+    resets = [f"parallel.{name}={values[name]}" for name, is_set in idle.items() if is_set]
+    return "use parallel.pipeline_parallel=1" + (f" with {' '.join(resets)}" if resets else "")
 
 
 def _split_backward_problems(parallel: ParallelConfig, train: TrainConfig) -> list[Problem]:
