@@ -241,7 +241,11 @@ SCHEDULE_OF = {"stages_per_rank": {"pipeline_schedule": "interleaved_1f1b"}}
 @pytest.mark.parametrize(
     ("layers", "parallel", "fix"),
     [
-        (3, {"pipeline_parallel": 2, "pipeline_schedule": "zbv"}, "use parallel.pipeline_parallel=1 with S=1f1b, or S=1f1b"),
+        (
+            3,
+            {"pipeline_parallel": 2, "pipeline_schedule": "zbv"},
+            "use parallel.pipeline_parallel=1 with S=1f1b, or S=1f1b",
+        ),
         (3, {"pipeline_parallel": 8, "pipeline_schedule": "zbv"}, "use parallel.pipeline_parallel=1 with S=1f1b"),
         (6, {"pipeline_parallel": 8}, "use at most 6"),
         (6, {"pipeline_parallel": 4, "pipeline_schedule": "dualpipev"}, "use at most 3, or S=1f1b"),
@@ -261,7 +265,6 @@ def test_what_is_said_to_make_stages_fit_does(layers, parallel, fix):
     )
     said = problem.fix.replace("parallel.pipeline_schedule", "S").replace("parallel.stages_per_rank", "N")
     assert said == fix
-
 
 
 def test_flash_attention_of_a_gpu_wants_16_bits():
