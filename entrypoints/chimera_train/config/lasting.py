@@ -85,7 +85,10 @@ CHANGEABLE = frozenset(
                 "decay_steps",
             )
         ),
-        *(f"precision.{name}" for name in ("name", "param_dtype", "reduce_dtype", "float8", "float8_filter")),
+        *(
+            f"precision.{name}"
+            for name in ("name", "param_dtype", "reduce_dtype", "float8", "float8_filter", "float8_all_gather")
+        ),
         *(f"checkpoint.{name}" for name in ("interval_steps", "keep_last", "verify_checksums", "export_at_end")),
         *(f"evaluation.{name}" for name in ("sources", "interval_steps", "max_samples")),
         *(f"profiling.{name}" for name in ("start_step", "num_steps", "ranks", "memory_snapshot")),
