@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,11 @@ from chimera_train.step import finish_gradients, forward_backward, forward_only
 CPU = torch.device("cpu")
 SEQUENCE, VOCAB = 32, 64
 MODEL = ModelConfig(
-    name="m", vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_layers=4, num_heads=4, num_kv_heads=2,
+    name="m", vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4, num_kv_heads=2,
     initializer_range=0.1, attention_bias=True,
 )  # fmt: skip
+DEEP = replace(MODEL, num_layers=4)
+"""A layer for each of the stages of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Row:
     optim: dict[str, Any] = field(default_factory=dict)
     batch: int = 8
     """Sequences of a step."""
-    steps: int = 3
+    steps: int = 2
     resumed: bool = False
     """The last step is that of a run which has loaded a checkpoint."""
 

