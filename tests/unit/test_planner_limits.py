@@ -27,7 +27,7 @@ def chosen_days(made: Plan) -> float | None:
     "overrides",
     [
         ("recipe=70b", "train.num_steps=1e12"),
-        ("recipe=8b", "train.num_steps=100000000000000000"),
+        ("recipe=8b", "train.num_steps=9000000000000000"),
         ("recipe=8b", "capacity.max_run_hours=0.3"),
         ("recipe=405b", "train.num_steps=1e9", "capacity=spot"),
     ],

@@ -353,10 +353,12 @@ def test_preparing_ends_with_the_launch(tmp_path: Path, monkeypatch: pytest.Monk
     python.chmod(0o755)
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr(sys, "executable", str(python))
-        prepare_corpus(Channel(location="stdlib", uri=None, path="", vocab_size=512))
-        os._exit(1)
-    deadline = time.monotonic() + 10
+        try:
+            monkeypatch.setattr(sys, "executable", str(python))
+            prepare_corpus(Channel(location="stdlib", uri=None, path="", vocab_size=512))
+        finally:  # an exception must not go on in a second copy of pytest
+            os._exit(1)
+    deadline = time.monotonic() + 30
     while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     preparing = ProcessId.of(int((tmp_path / "pid").read_text()))
