@@ -83,18 +83,16 @@ def slow_restore(context: Context) -> Iterator[Said]:
 @plan_rule("instance_offered", "instances.type", severity="warning")
 def instance_offered(context: Context) -> Iterator[Said]:
     region = context.plan.recipe.env.region
-    for number, choice in enumerate(context.plan.instances):
-        if choice.type == LOCAL:
-            continue
+    for kind, where in _rented(context):
         try:
-            found = offered(choice.type, region)
+            found = offered(kind, region)
         except UnknownInstance:
             continue
         if found is False:
             yield Said(
-                f"{choice.type} is not offered in {region}, as far as the catalogue knows",
+                f"{kind} is not offered in {region}, as far as the catalogue knows",
                 "choose another env.region or instances",
-                where=f"instances.fallbacks[{number - 1}].type" if number else "",
+                where=where,
             )
 
 
@@ -102,11 +100,9 @@ def instance_offered(context: Context) -> Iterator[Said]:
 def float8_hardware(context: Context) -> Iterator[Said]:
     """The worker would refuse it, on machines that are paid for by then."""
     float8 = context.plan.recipe.precision.float8
-    for number, choice in enumerate(context.plan.instances):
-        if float8 == "none" or choice.type == LOCAL:
-            continue
+    for kind, where in _rented(context) if float8 != "none" else ():
         try:
-            found = instance(choice.type)
+            found = instance(kind)
         except UnknownInstance:
             continue
         needs, has = FLOAT8_CAPABILITY[float8], found.compute_capability
@@ -114,12 +110,17 @@ def float8_hardware(context: Context) -> Iterator[Said]:
             is_what = "no CUDA GPU" if has is None else f"of compute capability {has[0]}.{has[1]}"
             yield Said(
                 f"{float8} needs a GPU of compute capability {needs[0]}.{needs[1]}, and the {found.accelerator} of "
-                f"{choice.type} is {is_what}",
-                "set precision=bf16, or choose other instances"
-                if not number
-                else "set precision=bf16, or take this type out",
-                where=f"instances.fallbacks[{number - 1}].type" if number else "",
+                f"{kind} is {is_what}",
+                f"set precision=bf16, or {'take this type out' if where else 'choose other instances'}",
+                where=where,
             )
+
+
+def _rented(context: Context) -> Iterator[tuple[str, str]]:
+    """Type of every choice of machines that are not this one, and its key where it is a fallback."""
+    for number, choice in enumerate(context.plan.instances):
+        if choice.type != LOCAL:
+            yield choice.type, f"instances.fallbacks[{number - 1}].type" if number else ""
 
 
 @plan_rule("isolated_requirements", "target.network_isolation", severity="warning")

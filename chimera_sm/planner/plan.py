@@ -197,21 +197,20 @@ def _layout(
         problems.extend(flash_problems(recipe.train_recipe))
     try:
         mesh = layout(recipe.parallel, hosts=group.count, workers_per_host=group.workers_per_host)
-        problems.extend(gather_problems(recipe.precision, mesh.shard))
-        return mesh, batch_plan(recipe.train, mesh)
     except ConfigError as error:
         more = _more_workers(recipe, group) if group.type == LOCAL else ""
         problems.extend(replace(problem, fix=problem.fix + more) for problem in error.problems)
+        return None, None
+    problems.extend(gather_problems(recipe.precision, mesh.shard))
+    try:
+        return mesh, batch_plan(recipe.train, mesh)
+    except ConfigError as error:
+        problems.extend(error.problems)
         return None, None
 
 
 def _more_workers(recipe: Recipe, group: InstancePlan) -> str:
     """What to add to the fix of a layout that does not factor: on this machine, workers are free."""
-    try:
-        layout(recipe.parallel, hosts=group.count, workers_per_host=group.workers_per_host)
-        return ""
-    except ConfigError:
-        pass
     for workers in range(group.workers_per_host + 1, MOST_LOCAL_WORKERS + 1):
         try:
             batch_plan(recipe.train, layout(recipe.parallel, hosts=group.count, workers_per_host=workers))

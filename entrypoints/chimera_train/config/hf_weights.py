@@ -15,7 +15,7 @@ from .decode import ConfigError
 from .hf_architectures import architecture_of
 from .model import ModelConfig
 from .problem import Problem
-from .safetensors_header import Shape, TensorHeader, read_header
+from .safetensors_header import Shape, TensorHeader, read_header, unreadable
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -178,13 +178,13 @@ class WeightsFolder:
             try:
                 names = set(json.loads(index.read_bytes())["weight_map"].values())
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-                raise _unreadable(index, f"is no index of safetensors: {error!r}") from None
+                raise unreadable(index, f"is no index of safetensors: {error!r}") from None
             return [self.folder / str(name) for name in sorted(names)]
         single = self.folder / SINGLE_FILE
         if not single.is_file():
             other = next(iter(sorted(self.folder.glob("*.bin"))), None) if self.folder.is_dir() else None
             why = f"holds neither {SINGLE_FILE} nor {INDEX_FILE}" if self.folder.is_dir() else "is no folder"
-            raise _unreadable(self.folder, why, f"convert {other.name} to safetensors" if other is not None else "")
+            raise unreadable(self.folder, why, f"convert {other.name} to safetensors" if other is not None else "")
         return [single]
 
     def problems(self, model: ModelConfig) -> list[Problem]:
@@ -256,10 +256,6 @@ def _superfluous(name: str, model: ModelConfig) -> bool:
     parts = name.split(".")
     further = parts[:2] == ["model", "layers"] and parts[2].isdigit() and int(parts[2]) >= model.num_layers
     return further and model.latent_attention is not None
-
-
-def _unreadable(path: Path, message: str, fix: str = "") -> ConfigError:
-    return ConfigError([Problem(str(path), message, fix)])
 
 
 def _some(names: list[str]) -> str:

@@ -50,11 +50,11 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
         tensors = {name: _tensor(name, value) for name, value in header.items()}
         _check_ranges(tensors, size - 8 - length)
     except FileNotFoundError:
-        raise _unreadable(file, "is named by the index and not there") from None
+        raise unreadable(file, "is named by the index and not there") from None
     except OSError as error:
-        raise _unreadable(file, f"cannot be read: {error.strerror}") from None
+        raise unreadable(file, f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise _unreadable(file, f"is damaged: {error}") from None
+        raise unreadable(file, f"is damaged: {error}") from None
     return {name: TensorHeader(file, dtype, shape) for name, (dtype, shape, _, _) in tensors.items()}
 
 
@@ -94,5 +94,6 @@ def _check_ranges(tensors: Mapping[str, tuple[str, Shape, int, int]], size: int)
         raise ValueError(f"{at} bytes of tensors are announced, and {size} are there")
 
 
-def _unreadable(file: Path, message: str) -> ConfigError:
-    return ConfigError([Problem(str(file), message)])
+def unreadable(path: Path, message: str, fix: str = "") -> ConfigError:
+    """What is wrong with a file, or a folder of them."""
+    return ConfigError([Problem(str(path), message, fix)])

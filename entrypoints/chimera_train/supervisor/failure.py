@@ -110,25 +110,13 @@ def shorten(head: str, detail: str) -> str:
     """At most FAILURE_LIMIT characters: the head, then the last lines of the detail that fit, each whole."""
     head, detail = head.strip(), detail.strip()
     if len(head) > FAILURE_LIMIT:
-        return _words(head.split(" "), FAILURE_LIMIT - 2) + " …"
+        room = FAILURE_LIMIT - len(" …")
+        return (head[: room + 1].rpartition(" ")[0] or head[:room]) + " …"
     room = FAILURE_LIMIT - len(head) - 1
     if len(detail) > room:
-        lines = detail.split("\n")
-        while lines and len("\n".join(lines)) + 2 > room:
-            del lines[0]
-        detail = "…\n" + "\n".join(lines) if lines else ""
+        lines = detail[len(detail) - room + 1 :].partition("\n")[2]  # beside an ellipsis and its end of line
+        detail = f"…\n{lines}" if lines else ""
     return f"{head}\n{detail}" if detail else head
-
-
-def _words(words: list[str], room: int) -> str:
-    """The first words that fit; of a first one that does not, what does."""
-    text = ""
-    for word in words:
-        longer = f"{text} {word}" if text else word
-        if len(longer) > room:
-            break
-        text = longer
-    return text or words[0][:room]
 
 
 def write_report(path: Path, end: WorkerEnd) -> None:
