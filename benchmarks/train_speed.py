@@ -157,7 +157,11 @@ def cpu_cases(tokens: Path, num_steps: int) -> list[Case]:
             ranks=1,
             threads=2,
             workload=workload,
-            contenders=(compiled, plain, Contender(framework="torchtitan", compile=True)),
+            contenders=(
+                compiled,
+                plain,
+                *(Contender(framework=name, compile=True) for name in ("torchtitan", "HF Trainer")),
+            ),
             targets={plain.label: 1.0},
         ),
     ]
