@@ -5,6 +5,9 @@ fresh process. A round runs every contender of a case once, and the order turns 
 which others use slows all alike. A process's speed is that of its median step after the warm-up; two contenders are
 compared by the median, over the rounds, of the ratio within a round, with a bootstrap interval of 95 %.
 
+`--side-by-side` compares the contenders of one rank in pairs that run at the same time, each on a core of its own with
+one thread, and change cores round after round: what others do to the machine in that time, they do to both.
+
 Without a GPU a model of 6 million parameters trains in float32. With GPUs, Llama 1B and 8B train in bfloat16, compiled,
 with a chunked loss and selective checkpointing, on all GPUs of the machine.
 """
@@ -22,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -62,6 +66,8 @@ class Case:
     """The first is compared with each other."""
     targets: dict[str, float]
     """Least ratio of the first contender's speed to that of the one with this label."""
+    core: int | None = None
+    """The one that its processes stay on; None: any."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +206,10 @@ def gpu_cases(tokens: Path, num_steps: int) -> list[Case]:
     return cases
 
 
-def measure(case: Case, contender: Contender, corpus: Path, warmup_steps: int) -> Speed:
-    """One fresh run; raises RuntimeError with the end of its output if it fails."""
+def measure(case: Case, contender: Contender, corpus: Path, warmup_steps: int, core: int | None = None) -> Speed:
+    """One fresh run, on `core` alone if given; raises RuntimeError with the end of its output if it fails."""
+    if core is not None:
+        case = replace(case, core=core, threads=1)
     workload = replace(case.workload, compile=contender.compile, save_memory=contender.save_memory)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -274,9 +282,10 @@ def _start(
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         if recipe is not None:
             environment |= {"CHIMERA_ML_ROOT": str(folder), "CHIMERA_RECIPE": str(recipe)}
+        placed = command if case.core is None else ["taskset", "--cpu-list", str(case.core), *command]
         with (folder / f"output-{rank}").open("wb") as output:
             processes.append(
-                subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
+                subprocess.Popen(placed, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
             )
     return processes
 
@@ -299,8 +308,10 @@ def bootstrap(ratios: list[float], *, draws: int = 5000) -> tuple[float, float]:
     return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
 
 
-def run_case(case: Case, corpus: Path, *, rounds: int, warmup_steps: int) -> dict:
+def run_case(case: Case, corpus: Path, *, rounds: int, warmup_steps: int, side_by_side: bool = False) -> dict:
     speeds: dict[str, list[Speed]] = {contender.label: [] for contender in case.contenders}
+    if side_by_side:
+        return _run_pairs(case, corpus, rounds=rounds, warmup_steps=warmup_steps)
     for number in range(rounds):
         order = case.contenders if number % 2 == 0 else case.contenders[::-1]
         for contender in order:
@@ -308,13 +319,38 @@ def run_case(case: Case, corpus: Path, *, rounds: int, warmup_steps: int) -> dic
             speeds[contender.label].append(speed)
             text = f"{case.name}, round {number + 1} of {rounds}: {contender.label}, {speed.tokens_per_s:,.0f} tokens/s"
             print(text, file=sys.stderr, flush=True)
+    first, *others = speeds
+    pairs = {other: list(zip(speeds[first], speeds[other], strict=True)) for other in others}
+    return _result(case, speeds, pairs)
+
+
+def _run_pairs(case: Case, corpus: Path, *, rounds: int, warmup_steps: int) -> dict:
+    """The first contender against each other one, both at the same time."""
+    speeds: dict[str, list[Speed]] = {contender.label: [] for contender in case.contenders}
+    pairs: dict[str, list[tuple[Speed, Speed]]] = {contender.label: [] for contender in case.contenders[1:]}
+    first = case.contenders[0]
+    with ThreadPoolExecutor(2) as pool:
+        for number, other in itertools.product(range(rounds), case.contenders[1:]):
+            runs = [
+                pool.submit(measure, case, contender, corpus, warmup_steps, core=(index + number) % 2)
+                for index, contender in enumerate((first, other))
+            ]
+            mine, theirs = (run.result() for run in runs)
+            pairs[other.label].append((mine, theirs))
+            speeds[first.label].append(mine)
+            speeds[other.label].append(theirs)
+            text = f"{mine.tokens_per_s:,.0f} against {theirs.tokens_per_s:,.0f} tokens/s of {other.label}"
+            print(f"{case.name}, round {number + 1} of {rounds}: {text}", file=sys.stderr, flush=True)
+    return _result(replace(case, threads=1), speeds, pairs)
+
+
+def _result(case: Case, speeds: dict[str, list[Speed]], pairs: dict[str, list[tuple[Speed, Speed]]]) -> dict:
     counts = {label: found[0].num_parameters for label, found in speeds.items()}
     assert len(set(counts.values())) == 1, f"not the same model: {counts}"
-    first, *others = speeds
+    first = case.contenders[0].label
     comparisons = []
-    for other in others:
-        pairs = zip(speeds[first], speeds[other], strict=True)
-        ratios = [mine.tokens_per_s / theirs.tokens_per_s for mine, theirs in pairs]
+    for other, found in pairs.items():
+        ratios = [mine.tokens_per_s / theirs.tokens_per_s for mine, theirs in found]
         low, high = bootstrap(ratios)
         comparisons.append(
             {
@@ -385,6 +421,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=12, help="measured steps of a process")
     parser.add_argument("--case", action="append", help="one case alone; may be given again")
+    parser.add_argument("--side-by-side", action="store_true", help="in pairs, at the same time, a core each")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rounds, steps = (2, 8) if given.quick else (given.rounds, given.steps)
@@ -398,6 +435,10 @@ def main() -> int:
         if unknown:
             parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(case.name for case in cases)}")
         results, failed = [], False
+        if given.side_by_side:
+            if on_gpu or (os.cpu_count() or 1) < 2:
+                parser.error("--side-by-side wants two cores and no GPU")
+            cases = [case for case in cases if case.ranks == 1]
         for case in cases:
             if given.case and case.name not in given.case:
                 continue
@@ -405,7 +446,9 @@ def main() -> int:
                 print(f"\n{case.name}: not measured, its state does not fit on {case.ranks} of these GPUs")
                 continue
             try:
-                results.append(run_case(case, corpus, rounds=rounds, warmup_steps=warmup_steps))
+                results.append(
+                    run_case(case, corpus, rounds=rounds, warmup_steps=warmup_steps, side_by_side=given.side_by_side)
+                )
             except RuntimeError as error:
                 failed = True
                 print(f"\n{case.name}: not measured: {error}")
