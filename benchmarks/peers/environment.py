@@ -8,9 +8,10 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / ".venvs" / "peers"
+TORCH_VERSION = version("torch").partition("+")[0]  # ours, so that all run the same kernels
+FOLDER = Path(__file__).parents[1] / ".venvs" / f"peers-torch-{TORCH_VERSION}"
 PYTHON = FOLDER / "bin" / "python"
-TORCH = f"torch=={version('torch').partition('+')[0]}"  # ours, so that all run the same kernels
+TORCH = f"torch=={TORCH_VERSION}"
 
 WITH_DEPENDENCIES = (
     "transformers==5.24.0",

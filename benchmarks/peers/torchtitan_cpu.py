@@ -44,7 +44,8 @@ def run_on_cpu() -> None:
 
 if not ON_GPU:
     run_on_cpu()
-if not hasattr(dist, "set_timeout"):  # it is written for torch 2.14
+HAS_ITS_TORCH = hasattr(dist, "set_timeout")  # it is written for torch 2.14
+if not HAS_ITS_TORCH:
     dist.set_timeout = torch.distributed.distributed_c10d._set_pg_timeout
 
 from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402
@@ -131,7 +132,7 @@ def trainer_config() -> Trainer.Config:
             disable_cuda_graphs=True,
         ),
         # Its default, spmd_types, passes plain tensors to fully_shard, which torch before 2.14 refuses.
-        parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
+        parallelism=ParallelismConfig() if HAS_ITS_TORCH else ParallelismConfig(spmd_backend="partial_dtensor"),
         metrics=MetricsProcessor.Config(log_freq=WORKLOAD.log_interval),
         checkpoint=CheckpointManager.Config(enable=False),
         activation_checkpoint=SelectiveAC.Config() if WORKLOAD.save_memory else None,
