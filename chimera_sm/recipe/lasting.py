@@ -34,6 +34,7 @@ CHANGEABLE = frozenset(
         *trainer.CHANGEABLE,
         "description",
         "data.size_gb",
+        "data.region",
         *(f"instances.{name}" for name in ("name", "type", "count", "fallbacks", "workers_per_host", "volume_gb")),
         *(
             f"capacity.{name}"
@@ -45,6 +46,7 @@ CHANGEABLE = frozenset(
                 "training_plan_arn",
                 "keep_alive_minutes",
                 "max_retries",
+                "failures",
             )
         ),
         *(
@@ -60,7 +62,19 @@ CHANGEABLE = frozenset(
                 "environment",
             )
         ),
-        *(f"env.{name}" for name in ("name", "role_arn", "subnets", "security_groups", "kms_key_id", "tags")),
+        *(
+            f"env.{name}"
+            for name in (
+                "name",
+                "role_arn",
+                "subnets",
+                "security_groups",
+                "kms_key_id",
+                "fsx_tier",
+                "fsx_capacity_gib",
+                "tags",
+            )
+        ),
     }
 )
 

@@ -70,9 +70,15 @@ class LaunchDataConfig(DataConfig):
     """Size of the shards in GB, for the disk budget; null is unknown."""
     vocab_size: int | None = None
     """Vocabulary of the tokenizer that made the shards; null is not checked before the start."""
+    region: str | None = None
+    """Where the shards are now, for the price of copying them to `env.region` once; null: they are there."""
 
     def validate(self) -> list[Problem]:
         problems = super().validate() + _empty("data", self)
+        if self.region is not None and self.location not in ("s3", "fsx"):
+            problems.append(
+                Problem("data.region", f"{self.region} would be ignored by data.location={self.location}", "leave it out")
+            )
         if self.size_gb is not None and self.size_gb < 0:
             problems.append(Problem("data.size_gb", f"{self.size_gb} is negative", "null is unknown"))
         if self.location != "stdlib" and not self.uri:
@@ -148,6 +154,27 @@ class InstancesConfig(InstanceChoice):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FailureRecord:
+    """What a team's own fleet has shown; the planner's failure rate is updated by it. The default says nothing."""
+
+    count: int = 0
+    """Jobs that a host's failure stopped. Reclaims of spot and planned maintenance are not counted."""
+    node_hours: float = 0.0
+    """Hours that were observed, over all hosts of eight accelerators (of other hosts: accelerator-hours / 8)."""
+
+    def validate(self) -> list[Problem]:
+        key = "capacity.failures"
+        if self.count < 0:
+            return [Problem(f"{key}.count", f"{self.count} is negative", "0 leaves the rate to published fleets")]
+        if self.node_hours < 0:
+            return [Problem(f"{key}.node_hours", f"{self.node_hours:g} is negative", "hosts × hours that were observed")]
+        if self.count and not self.node_hours:
+            message = f"is required by {key}.count={self.count}: a count without a time is no rate"
+            return [Problem(f"{key}.node_hours", message, "hosts × hours in which they were counted")]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
 class CapacityConfig:
     kind: Literal["on_demand", "spot", "reserved"]
     max_run_hours: float = 24.0
@@ -162,9 +189,11 @@ class CapacityConfig:
     """Keep the machines warm after the job, 0 to 360; not with spot."""
     max_retries: int = 0
     """Of SageMaker, after InternalServerError (0 to 30)."""
+    failures: FailureRecord = FailureRecord()
+    """The fleet's own counts, e.g. `capacity.failures.count=3 capacity.failures.node_hours=20000`."""
 
     def validate(self) -> list[Problem]:
-        problems = []
+        problems = self.failures.validate()
         if not 0 < self.max_run_hours <= 672:
             problems.append(
                 Problem(
@@ -278,6 +307,10 @@ class EnvConfig:
     fsx_file_system_id: str | None = None
     fsx_mount_name: str | None = None
     """`aws fsx describe-file-systems` shows it as LustreConfiguration.MountName."""
+    fsx_tier: str | None = None
+    """For its price: deployment type and MB/s per TiB, e.g. `PERSISTENT_2-250`; null is unknown."""
+    fsx_capacity_gib: int | None = None
+    """For its price: StorageCapacity of the file system; null is unknown."""
     tags: dict[str, str] = field(default_factory=dict)
 
     def validate(self) -> list[Problem]:
@@ -291,6 +324,14 @@ class EnvConfig:
         if self.bucket is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", self.bucket):
             problems.append(
                 Problem("env.bucket", f"{self.bucket!r} is no bucket name", "the name alone, without s3:// and prefix")
+            )
+        if self.fsx_capacity_gib is not None and self.fsx_capacity_gib < 1200:
+            problems.append(
+                Problem(
+                    "env.fsx_capacity_gib",
+                    f"{self.fsx_capacity_gib} is below 1200, FSx for Lustre's smallest",
+                    "null is unknown",
+                )
             )
         # AWS's own patterns for these take any word, and the job fails when it starts.
         for key, prefix in (("subnets", "subnet"), ("security_groups", "sg")):
