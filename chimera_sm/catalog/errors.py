@@ -24,5 +24,10 @@ class UnknownRegion(UnknownName):
         super().__init__("AWS region of the catalogue", value, nearest, "chimera_sm.catalog.regions() lists them")
 
 
+class UnknownTier(UnknownName):
+    def __init__(self, value: str, nearest: str | None, known: tuple[str, ...]):
+        super().__init__("tier of FSx for Lustre", value, nearest, f"one of {', '.join(known)}")
+
+
 class NoImage(UsageError):
     """No default image exists for what was asked; `target.image` names one."""

@@ -63,8 +63,7 @@ def failure_prior(exclude: str | None = None) -> GammaMixture:
     return GammaMixture(
         (1 / len(taken),) * len(taken),
         tuple(
-            Gamma(shape, shape * fleet.node_hours / fleet.failures)
-            for shape, fleet in zip(shapes, taken, strict=True)
+            Gamma(shape, shape * fleet.node_hours / fleet.failures) for shape, fleet in zip(shapes, taken, strict=True)
         ),
     )
 

@@ -77,7 +77,9 @@ class LaunchDataConfig(DataConfig):
         problems = super().validate() + _empty("data", self)
         if self.region is not None and self.location not in ("s3", "fsx"):
             problems.append(
-                Problem("data.region", f"{self.region} would be ignored by data.location={self.location}", "leave it out")
+                Problem(
+                    "data.region", f"{self.region} would be ignored by data.location={self.location}", "leave it out"
+                )
             )
         if self.size_gb is not None and self.size_gb < 0:
             problems.append(Problem("data.size_gb", f"{self.size_gb} is negative", "null is unknown"))
@@ -167,7 +169,9 @@ class FailureRecord:
         if self.count < 0:
             return [Problem(f"{key}.count", f"{self.count} is negative", "0 leaves the rate to published fleets")]
         if self.node_hours < 0:
-            return [Problem(f"{key}.node_hours", f"{self.node_hours:g} is negative", "hosts × hours that were observed")]
+            return [
+                Problem(f"{key}.node_hours", f"{self.node_hours:g} is negative", "hosts × hours of counting")
+            ]
         if self.count and not self.node_hours:
             message = f"is required by {key}.count={self.count}: a count without a time is no rate"
             return [Problem(f"{key}.node_hours", message, "hosts × hours in which they were counted")]
