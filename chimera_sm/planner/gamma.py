@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+MANY = 1_000
+"""Events from which chance is left out of a forecast of their number: 3% beside the error of the rate."""
 _STEPS = 200
 """Of Newton's method and of bisection; both end long before."""
 
@@ -60,6 +62,10 @@ class GammaMixture:
     def cdf(self, x: float) -> float:
         return sum(weight * part.cdf(x) for weight, part in self)
 
+    def scaled(self, factor: float) -> GammaMixture:
+        """Of the rate × `factor`: of many hosts, from that of one."""
+        return GammaMixture(self.weights, tuple(Gamma(part.shape, part.exposure / factor) for part in self.parts))
+
     def updated(self, count: int, exposure: float) -> GammaMixture:
         """After `count` events were seen in `exposure`: Bayes' rule, exact. Every gamma gets the counts, and those
         that had foreseen them get weight."""
@@ -96,6 +102,18 @@ class GammaMixture:
                 return nearer
             x = nearer
         return x
+
+    def count_quantile(self, probability: float, exposure: float) -> int:
+        """How many events `exposure` will have at most, with `probability`: the error of the rate and chance together
+        (a mixture of negative binomials)."""
+        if self.mean * exposure > MANY:
+            return round(self.quantile(probability) * exposure)
+        below, count = 0.0, -1
+        while below < probability and count < 100 * MANY:
+            count += 1
+            chance = count * math.log(exposure) - math.lgamma(count + 1) if count else 0.0
+            below += sum(weight * math.exp(part.log_evidence(count, exposure) + chance) for weight, part in self)
+        return count
 
 
 def _lower_gamma(shape: float, x: float) -> float:

@@ -30,6 +30,7 @@ from .memory import Occupancy, estimate_memory
 from .notes import notes
 from .segments import MAX_SEGMENTS, count, split, steps_per_job
 from .step_time import NOT_PREDICTED, Workload, estimate_step, unknown_step
+from .storage_cost import total_cost
 from .types import (
     CostEstimate,
     FallbackEstimate,
@@ -55,6 +56,10 @@ def plan(recipe: Recipe) -> Plan:
     """
     problems: list[Problem] = []
     _collect(problems, "env.region", lambda: catalog.region(recipe.env.region))
+    if (origin := recipe.data.region) is not None:
+        _collect(problems, "data.region", lambda: catalog.region(origin))
+    if (tier := recipe.env.fsx_tier) is not None and recipe.env.region in catalog.regions():
+        _collect(problems, "env.fsx_tier", lambda: catalog.fsx_price(tier, recipe.env.region))
     instances = _instances(recipe, problems)
     mesh, batch = _layout(recipe, instances, problems)
     if problems or mesh is None or batch is None:
@@ -64,7 +69,7 @@ def plan(recipe: Recipe) -> Plan:
     parameters = num_parameters(recipe.model)
     memory = _memory(recipe, mesh, batch, machine)
     step = _step(recipe, mesh, batch, machine)
-    costs, reliable, step_share_s = _run(recipe, parameters, machine, step)
+    costs, elsewhere, reliable, step_share_s = _run(recipe, parameters, machine, step)
     length = None
     if machine is not None:
         length = JobLength(
@@ -92,6 +97,8 @@ def plan(recipe: Recipe) -> Plan:
             _fallback(recipe, parameters, mesh, batch, index, choice) for index, choice in enumerate(instances[1:])
         ),
         job_length=length,
+        other_services=elsewhere,
+        total=None if machine is None else total_cost(recipe, parameters, next(c for c in costs if c.chosen)),
         notes=notes(recipe, mesh, machine),
     )
 
@@ -273,8 +280,8 @@ def _step(recipe: Recipe, mesh: MeshLayout, batch: BatchPlan, machine: catalog.I
 
 def _run(
     recipe: Recipe, parameters: int, machine: catalog.Instance | None, step: StepEstimate
-) -> tuple[tuple[CostEstimate, ...], ReliabilityEstimate, float | None]:
-    """Costs by kind of capacity, failures, and a step's share of the running time."""
+) -> tuple[tuple[CostEstimate, ...], tuple[CostEstimate, ...], ReliabilityEstimate, float | None]:
+    """Costs by kind of capacity, here and by other services, failures, and a step's share of the running time."""
     capacity, interval = recipe.capacity, recipe.checkpoint.interval_steps
     if machine is None:
         this_machine = CostEstimate(
@@ -288,14 +295,16 @@ def _run(
             recommended_interval_steps=None,
             basis=NOT_PREDICTED,
         )
-        return (this_machine,), nothing, None
+        return (this_machine,), (), nothing, None
 
     run = _run_shape(recipe, parameters, machine, step)
-    price = catalog.price(machine.type, recipe.env.region)
-    costs = tuple(cost.estimate_cost(run, kind, kind == capacity.kind, price, step.basis) for kind in cost.KINDS)
+    service = cost.SERVICE_OF_TARGET[recipe.target.name]
+    costs, elsewhere = cost.estimate_costs(run, service, capacity.kind, recipe.env.region, step.basis)
     days = next(c.days for c in costs if c.chosen)
     reliable = reliability.estimate_reliability(
         interruptions=cost.interruptions(run, capacity.kind),
+        failures=reliability.job_failure_rate(run.hosts, machine.accelerators, capacity.failures),
+        seen=capacity.failures,
         spot_bucket=run.spot_bucket,
         interval_steps=interval,
         num_steps=run.num_steps,
@@ -303,7 +312,7 @@ def _run(
         stall_s=run.stall_s,
         days=days.p50 if days else None,
     )
-    return costs, reliable, _share_s(recipe, cost.duration(run, capacity.kind))
+    return costs, elsewhere, reliable, _share_s(recipe, cost.duration(run, capacity.kind))
 
 
 def _run_shape(recipe: Recipe, parameters: int, machine: catalog.Instance, step: StepEstimate) -> cost.RunShape:
@@ -317,6 +326,7 @@ def _run_shape(recipe: Recipe, parameters: int, machine: catalog.Instance, step:
         num_experts=recipe.model.num_experts,
         max_run_s=recipe.capacity.max_run_hours * 3600,
         spot_bucket=catalog.spot_bucket(machine.type, recipe.env.region),
+        failures=recipe.capacity.failures,
     )
 
 

@@ -39,6 +39,8 @@ def _price_of_time(plan: Plan) -> list[str]:
         *_section("step", _step(plan)),
         *_section("capacity", [_cost(cost) for cost in plan.costs]),
         *_section("", [f"{cost.kind}: {cost.price_basis}" for cost in plan.costs]),
+        *_section("", [_elsewhere(plan)]),
+        *_section("in all", _total(plan)),
         *_section("jobs", [_jobs(plan)]),
         *_section("failures", _failures(plan)),
     ]
@@ -141,7 +143,34 @@ def _step(plan: Plan) -> list[str]:
 def _cost(cost: CostEstimate) -> str:
     mark = "*" if cost.chosen else " "
     rate = UNKNOWN if cost.usd_per_hour is None else f"${cost.usd_per_hour:,.2f}/h"
-    return f"{mark} {cost.kind:<10} {rate:>14}   {_spread(cost.days, '', 1)} days   {_spread(cost.usd, '$', 0)} in all"
+    return f"{mark} {cost.kind:<14} {rate:>14}   {_spread(cost.days, '', 1)} days   {_spread(cost.usd, '$', 0)} in all"
+
+
+def _elsewhere(plan: Plan) -> str:
+    """The same machines by the hour, as other services rent them out on demand."""
+    names = {"ec2": "EC2", "training_job": "a training job", "hyperpod": "HyperPod"}
+    rates = [
+        f"{names[cost.service]} {UNKNOWN if cost.usd_per_hour is None else f'${cost.usd_per_hour:,.2f}/h'}"
+        for cost in plan.other_services
+        if cost.kind == "on_demand" and cost.service is not None
+    ]
+    return f"the same machines on demand elsewhere: {', '.join(rates)}"
+
+
+def _total(plan: Plan) -> list[str]:
+    """The run with what it stores and moves; a sum with an unknown part does not call itself the total."""
+    total = plan.total
+    if total is None:
+        return []
+    spread = _spread(total.known_usd, "$", 0)
+    if total.unknown:
+        missing = ", ".join(name.replace("_", " ") for name in total.unknown)
+        spread = f"{UNKNOWN}: {spread} without {missing}" if total.known_usd else f"{UNKNOWN}: {missing}"
+    lines = [spread]
+    for part in total.parts[1:]:
+        price = UNKNOWN if part.usd is None else f"${part.usd.p50:,.0f}"
+        lines.append(f"{part.name.replace('_', ' ')} {price}: {part.basis.removeprefix('unknown: ')}")
+    return lines
 
 
 def _spread(value: Distribution | None, unit: str, digits: int) -> str:
@@ -168,7 +197,11 @@ def _failures(plan: Plan) -> list[str]:
     if reliability.failures_per_day is None:
         return [f"{UNKNOWN} ({reliability.basis})"]
     over = UNKNOWN if reliability.failures_expected is None else f"{reliability.failures_expected:.1f}"
+    if reliability.failures is not None:
+        over += f" ({reliability.failures.p10:.0f} to {reliability.failures.p90:.0f})"
     lines = [f"{reliability.failures_per_day:.2g} a day, {over} over the run", f"basis: {reliability.basis}"]
+    if reliability.effective_share is not None:
+        lines.append(f"{reliability.effective_share:.1%} of the running time computes what lasts")
     if plan.recipe.capacity.kind == "spot":
         lines.append(f"spot interruptions a month, by the advisor: {reliability.spot_interruption_bucket or UNKNOWN}")
     return lines

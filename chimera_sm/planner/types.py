@@ -11,7 +11,7 @@ from typing import Any, Literal
 from chimera_sm.recipe.schema import Recipe
 from chimera_train.config import BatchPlan, MeshLayout, encode
 
-PLAN_SCHEMA_VERSION = 1
+PLAN_SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,8 @@ class StepEstimate:
 class CostEstimate:
     """The whole run at one kind of capacity."""
 
-    kind: Literal["on_demand", "spot", "reserved"]
+    kind: Literal["on_demand", "spot", "savings_plan", "reserved", "capacity_block"]
+    """`reserved`: a SageMaker training plan; `capacity_block`: EC2's."""
     chosen: bool
     usd_per_hour: float | None
     """Of all hosts together."""
@@ -97,6 +98,32 @@ class CostEstimate:
     would_finish: bool | None = None
     """False: not even at the median rate of interruptions. None: no step time to tell by. True without `days`: only
     the 90th percentile would not."""
+    service: Literal["ec2", "training_job", "hyperpod"] | None = None
+    """Whose price it is; None on this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostPart:
+    """One thing that the run pays for."""
+
+    name: str
+    """`machines`, `fsx`, `s3_checkpoints`, `s3_data`, `transfer`."""
+    usd: Distribution | None
+    """None is unknown; the basis says why."""
+    basis: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalCost:
+    """The machines of the chosen kind of capacity, and what the run stores and moves."""
+
+    parts: tuple[CostPart, ...]
+    usd: Distribution | None
+    """None where a part is unknown: `known_usd` is then no total."""
+    known_usd: Distribution | None
+    """Sum of the parts that are known."""
+    unknown: tuple[str, ...]
+    """Names of those that are not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +136,17 @@ class ReliabilityEstimate:
     """The spot advisor's monthly bucket for the type and region."""
     checkpoint_interval_steps: int
     recommended_interval_steps: int | None
-    """By Young's formula; None where no step time is known."""
+    """By Daly's formula; None where no step time is known."""
     basis: str
+    failures: Distribution | None = None
+    """Over the run: the error of the rate and chance together."""
+    reclaims_per_day: float | None = None
+    """Of spot, all hosts together; 0 for other capacity, None where unknown."""
+    reclaims_expected: float | None = None
+    young_interval_steps: int | None = None
+    """Young's sqrt(2 C M), of which Daly's is the higher order."""
+    effective_share: float | None = None
+    """Computing over running time, of a job that is running; None where that is unknown or the run would not finish."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +212,10 @@ class Plan:
     fallbacks: tuple[FallbackEstimate, ...] = ()
     job_length: JobLength | None = None
     """None on this machine, where a job has no limit."""
+    other_services: tuple[CostEstimate, ...] = ()
+    """What the same run would cost by the hour elsewhere: EC2, a training job, HyperPod, without the plan's own."""
+    total: TotalCost | None = None
+    """None on this machine."""
     notes: tuple[str, ...] = ()
     """Assumptions a reader should know."""
     schema_version: int = field(default=PLAN_SCHEMA_VERSION)

@@ -169,9 +169,7 @@ class FailureRecord:
         if self.count < 0:
             return [Problem(f"{key}.count", f"{self.count} is negative", "0 leaves the rate to published fleets")]
         if self.node_hours < 0:
-            return [
-                Problem(f"{key}.node_hours", f"{self.node_hours:g} is negative", "hosts × hours of counting")
-            ]
+            return [Problem(f"{key}.node_hours", f"{self.node_hours:g} is negative", "hosts × hours of counting")]
         if self.count and not self.node_hours:
             message = f"is required by {key}.count={self.count}: a count without a time is no rate"
             return [Problem(f"{key}.node_hours", message, "hosts × hours in which they were counted")]

@@ -220,7 +220,7 @@ def test_problems_are_collected() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_json_is_plain_and_stable(name: str) -> None:
     text = json.dumps(planned(f"recipe={name}").to_json(), allow_nan=False)
-    assert json.loads(text)["schema_version"] == 1
+    assert json.loads(text)["schema_version"] == 2
     assert text == json.dumps(planned(f"recipe={name}").to_json(), allow_nan=False)
 
 

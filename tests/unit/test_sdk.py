@@ -43,7 +43,7 @@ def test_render_is_stable_bytes():
 
 def test_a_plan_is_json_with_a_schema_version():
     data = json.loads(json.dumps(ch.plan(ch.compose(["recipe=70b"])).to_json()))
-    assert data["schema_version"] == 1
+    assert data["schema_version"] == 2
     assert {"segments", "instances", "costs", "memory", "step", "layout", "batch"} <= set(data)
 
 
