@@ -168,7 +168,7 @@ def _total(plan: Plan) -> list[str]:
         spread = f"{UNKNOWN}: {spread} without {missing}" if total.known_usd else f"{UNKNOWN}: {missing}"
     lines = [spread]
     for part in total.parts[1:]:
-        price = UNKNOWN if part.usd is None else f"${part.usd.p50:,.0f}"
+        price = UNKNOWN if part.usd is None else f"${part.usd.p50:,.{0 if part.usd.p50 >= 10 else 2}f}"
         lines.append(f"{part.name.replace('_', ' ')} {price}: {part.basis.removeprefix('unknown: ')}")
     return lines
 

@@ -14,11 +14,12 @@ import yaml
 from chimera_sm import catalog
 from chimera_sm.paths import recipes_dir
 from chimera_sm.planner.coefficients import FILE as COEFFICIENTS
+from chimera_sm.planner.fleets import FILE as FLEETS
 
 FILES = sorted(catalog.DATA.glob("*.csv"))
 
 
-@pytest.mark.parametrize("path", [*FILES, COEFFICIENTS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*FILES, COEFFICIENTS, FLEETS], ids=lambda path: path.stem)
 def test_every_row_has_a_source_and_a_date(path: Path) -> None:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -108,6 +109,82 @@ def test_prices_are_positive_and_spot_is_no_dearer_than_on_demand() -> None:
             assert row[column] == "" or float(row[column]) > 0
         if row["spot_usd_h"]:
             assert float(row["spot_low_usd_h"]) <= float(row["spot_usd_h"]) <= float(row["on_demand_usd_h"])
+
+
+def test_services_have_the_observed_rates() -> None:
+    def usd_h(service: catalog.Service, kind: catalog.RateKind, type: str = "ml.p5.48xlarge") -> float | None:
+        return catalog.rate(type, "us-east-1", service, kind).usd_h
+
+    assert usd_h("ec2", "on_demand") == 55.04
+    assert usd_h("training_job", "on_demand") == 63.296
+    assert usd_h("hyperpod", "on_demand") == 66.048
+    assert usd_h("hyperpod", "reserved") == 45.7675
+    assert usd_h("ec2", "spot") < usd_h("training_job", "spot") < usd_h("ec2", "on_demand")
+    assert usd_h("ec2", "capacity_block", "ml.p5en.48xlarge") == 41.61
+
+
+def test_hyperpods_premium_stands_in_where_no_price_was_seen() -> None:
+    derived = catalog.rate("ml.p5.48xlarge", "eu-north-1", "hyperpod", "on_demand")
+    assert derived.usd_h == pytest.approx(58.8928 * 1.2, abs=1e-4)
+    assert "EC2 on-demand 58.8928 (skypilot-catalog v9) x 1.2 HyperPod premium, observed" in derived.source
+    for type in ("ml.p4de.24xlarge", "ml.p6-b200.48xlarge", "ml.trn1.32xlarge", "ml.p5.4xlarge"):
+        unknown = catalog.rate(type, "us-east-1", "hyperpod", "on_demand")
+        assert unknown.usd_h is None
+        assert unknown.basis.startswith("unknown")
+
+
+def test_a_training_job_costs_ec2_times_its_premium() -> None:
+    compared = 0
+    for row in csv.DictReader((catalog.DATA / "prices.csv").open(encoding="utf-8")):
+        ec2 = catalog.rate(row["type"], row["region"], "ec2", "on_demand").usd_h
+        factor = catalog.premium(row["type"], "training_job")
+        if ec2 is None or factor is None:
+            assert not row["on_demand_usd_h"]
+            continue
+        assert float(row["on_demand_usd_h"]) == pytest.approx(ec2 * factor[0], rel=1e-3), row["type"]
+        compared += 1
+    assert compared > 100
+
+
+def test_every_service_answers_for_every_type_and_says_why_it_does_not_know() -> None:
+    for service, kinds in catalog.SOLD.items():
+        for kind in kinds:
+            for type in catalog.instance_types():
+                for region in ("us-east-1", "sa-east-1", "cn-north-1"):
+                    found = catalog.rate(type, region, service, kind)
+                    assert (found.service, found.kind) == (service, kind)
+                    assert found.usd_h is None or found.usd_h > 0
+                    assert (found.usd_h is None) == found.basis.startswith("unknown"), found
+                    assert found.date or found.usd_h is None
+    with pytest.raises(KeyError, match="ec2 sells no reserved"):
+        catalog.rate("ml.p5.48xlarge", "us-east-1", "ec2", "reserved")
+
+
+def test_rates_are_positive_and_spot_is_no_dearer_than_on_demand() -> None:
+    for row in csv.DictReader((catalog.DATA / "rates.csv").open(encoding="utf-8")):
+        assert row["usd_h"] == "" or float(row["usd_h"]) > 0
+        assert (row["type"], row["region"]) == ("*", "*") or catalog.instance(row["type"])
+        on_demand = catalog.rate(row["type"], row["region"], "ec2", "on_demand").usd_h if row["type"] != "*" else None
+        if row["kind"] == "spot" and row["usd_h"] and on_demand is not None:
+            assert float(row["low_usd_h"]) <= float(row["usd_h"]) <= on_demand
+
+
+def test_storage_and_transfer_have_their_prices() -> None:
+    assert catalog.fsx_price("PERSISTENT_2-250", "us-west-2").usd == 0.21
+    assert catalog.s3_price("us-east-1").usd == 0.023
+    assert catalog.transfer_price("us-east-1", "us-west-2").usd == 0.02
+    assert catalog.transfer_price("us-east-1", "us-east-2").usd == 0.01
+    assert catalog.transfer_price("af-south-1", "us-east-1").usd == 0.147
+    assert catalog.transfer_price("us-west-2", "us-west-2").usd == 0
+    for unknown in (
+        catalog.fsx_price("PERSISTENT_2-250", "eu-west-1"),
+        catalog.s3_price("eu-west-1"),
+        catalog.transfer_price("cn-north-1", "us-east-1"),
+    ):
+        assert unknown.usd is None
+        assert unknown.basis.startswith("unknown")
+    with pytest.raises(catalog.UnknownTier, match="PERSISTENT_2-250"):
+        catalog.fsx_price("PERSISTENT_2_250", "us-east-1")
 
 
 def test_offered_tells_no_from_unknown() -> None:

@@ -1,4 +1,4 @@
-"""Failure rates: the prior of published fleets, what a team's counts make of it, and the record that it is tested on."""
+"""Failure rates: the prior of published fleets, what a team's counts make of it, and a record that tests it."""
 
 from __future__ import annotations
 
