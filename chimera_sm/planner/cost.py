@@ -22,6 +22,7 @@ SERVICE_OF_TARGET: dict[str, Service] = {
     "hyperpod_eks": "hyperpod",
     "hyperpod_slurm": "hyperpod",
 }
+MIGHT_NOT_FINISH = "run length unknown: might not finish, at the 90th percentile of the interruption rate"
 Percentiles = Mapping[str, Percentile]
 """Cause (`step`, `failures`, `restart`, `wait`) → where it is taken; causes that are not named, at their medians."""
 
@@ -127,7 +128,7 @@ def forecast(run: RunShape, kind: RateKind, no_step_reason: str) -> Forecast:
     independent causes (`band`). A wait or a restart is taken to be off in the same way for the whole run.
 
     This closed form costs microseconds and no import; `simulate` draws the same causes, and a test holds one to the
-    other.
+    other. The save at a job's limit is left out, so intervals nearly as long as a job look worse than they are.
     """
     middle = duration(run, kind)
     causes = ("step", "failures", "restart", "wait") if kind == "spot" else ("step", "failures", "restart")
@@ -142,7 +143,7 @@ def forecast(run: RunShape, kind: RateKind, no_step_reason: str) -> Forecast:
     else:
         ends = [(duration(run, kind, {cause: "p10"}), duration(run, kind, {cause: "p90"})) for cause in causes]
         if any(span is None for pair in ends for span in pair):
-            unknown = "run length unknown: might not finish, at the 90th percentile of the interruption rate"
+            unknown = MIGHT_NOT_FINISH
     would_finish = None if run.step_s is None else middle is not None
     if middle is None or ends is None or unknown:
         return Forecast(days=None, billed_h=None, billed_ends=(), would_finish=would_finish, unknown=unknown)
@@ -151,6 +152,10 @@ def forecast(run: RunShape, kind: RateKind, no_step_reason: str) -> Forecast:
     elapsed.append(_chance(middle.elapsed_h, middle.elapsed_chance_h))
     billed = [(low.billed_h, high.billed_h) for low, high in known]
     billed.append(_chance(middle.billed_h, middle.billed_chance_h))
+    assert run.step_s is not None
+    slower = band(middle.billed_h, billed).p90 / middle.billed_h
+    if middle.training_h * slower > MAX_INFLATION * run.num_steps * run.step_s / 3600:
+        return Forecast(days=None, billed_h=None, billed_ends=(), would_finish=True, unknown=MIGHT_NOT_FINISH)
     hours = band(middle.elapsed_h, elapsed)
     return Forecast(
         days=Distribution(p10=hours.p10 / 24, p50=hours.p50 / 24, p90=hours.p90 / 24),

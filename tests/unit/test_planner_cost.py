@@ -130,6 +130,20 @@ def test_chance_is_in_the_band() -> None:
     assert cost.duration(run, "spot").billed_chance_h > middle.billed_chance_h
 
 
+def test_causes_that_are_bearable_alone_may_not_be_together() -> None:
+    """The band's upper end is far beyond what anyone waits for, and no single cause's is."""
+    made = planned("recipe=405b", "capacity=spot", "checkpoint.interval_steps=3000")
+    run, found = shape(made), chosen(made)
+    assert cost.duration(run, "spot", {"failures": "p90"}) is not None
+    assert (found.days, found.usd, found.would_finish) == (None, None, True)
+    assert "might not finish" in found.price_basis
+
+
+def test_a_run_of_few_steps_is_mostly_its_start() -> None:
+    made = planned("recipe=8b", "train.num_steps=3", "optim.warmup_steps=0")
+    assert chosen(made).days.p50 * 86_400 > 20 * 3 * made.step.total_s > 0
+
+
 # Kinds of capacity and services.
 
 
