@@ -121,13 +121,33 @@ def test_bands_by_hand() -> None:
     assert nothing.p10 == nothing.p90 == 10.0
 
 
-def test_chance_is_in_the_band() -> None:
-    """A run that is certain of all but when failures come."""
-    run = shape(planned("recipe=405b", "capacity.failures.count=100000", "capacity.failures.node_hours=100000000"))
+def test_chance_alone_spreads_a_run_as_in_a_simulation() -> None:
+    """Rates, restart and step time are certain; when interruptions come is not."""
+    run = shape(planned("recipe=405b", "checkpoint.interval_steps=300"))
     middle = cost.duration(run, "on_demand")
-    assert middle.billed_chance_h > 0
-    assert cost.duration(run, "spot").elapsed_chance_h > middle.elapsed_chance_h
-    assert cost.duration(run, "spot").billed_chance_h > middle.billed_chance_h
+    made = simulate(
+        SimulatedJob(
+            useful_s=run.num_steps * run.step_s,
+            interval_s=run.interval_steps * run.step_s,
+            stall_s=run.stall_s,
+            restart_s=coefficient("restart_s"),
+            failures_per_h=cost.interruptions(run, "on_demand").failures_per_h,
+        ),
+        seed=4,
+    )
+    assert middle.billed_chance_h == pytest.approx(made.billed_h.std(), rel=0.05)
+    spot = cost.duration(run, "spot")
+    assert spot.elapsed_chance_h > spot.billed_chance_h > middle.billed_chance_h == middle.elapsed_chance_h
+
+
+def test_chance_is_in_the_band_of_days_and_of_dollars(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = shape(planned("recipe=405b", "checkpoint.interval_steps=500"))
+    made = cost.forecast(run, "spot", "")
+    monkeypatch.setattr(cost, "_chance", lambda middle, deviation: (middle, middle))
+    certain = cost.forecast(run, "spot", "")
+    assert made.days.p10 < certain.days.p10
+    assert made.days.p90 > certain.days.p90
+    assert band(made.billed_h, made.billed_ends).p90 > band(certain.billed_h, certain.billed_ends).p90
 
 
 def test_causes_that_are_bearable_alone_may_not_be_together() -> None:
@@ -176,6 +196,13 @@ def test_other_services_are_in_the_json_and_on_one_line() -> None:
     assert ec2["days"] == ours["days"]
     assert [each["chosen"] for each in data["other_services"]] == [False] * len(data["other_services"])
     assert "on demand elsewhere: EC2 $220.16/h, HyperPod $264.19/h" in format_plan(made)
+
+
+def test_one_offer_is_the_chosen_one() -> None:
+    for made in (planned("recipe=8b"), planned("recipe=70b")):
+        every = [*made.costs, *made.other_services]
+        marked = [(each.service, each.kind) for each in every if each.chosen]
+        assert marked == [("training_job", made.recipe.capacity.kind)]
 
 
 def test_an_unknown_premium_is_unknown_in_the_text() -> None:

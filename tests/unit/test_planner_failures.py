@@ -102,6 +102,13 @@ def test_the_prior_has_the_median_of_the_fleets_and_their_tail() -> None:
     assert failure_quantile("p90") == prior.quantile(0.9)
 
 
+def test_a_fleet_of_few_failures_says_less_than_one_of_thousands() -> None:
+    shapes = {fleet.name: part.shape for fleet, part in zip(fleets(), failure_prior().parts, strict=True)}
+    assert shapes["skt_b200"] < shapes["bloom_176b"] < shapes["opt_175b"] < shapes["meta_rsc1"]
+    # The relative variance of a Poisson count is one over it, on top of how much fleets differ.
+    assert 1 / shapes["skt_b200"] - 1 / shapes["meta_rsc1"] == pytest.approx(1 / 10 - 1 / 4355)
+
+
 def test_a_fleet_that_is_left_out_leaves_no_trace() -> None:
     """The upper end without the one new fleet is far lower; without a fleet in the middle it is not."""
     assert failure_prior("opt_175b").quantile(0.9) < 0.6 * failure_prior().quantile(0.9)

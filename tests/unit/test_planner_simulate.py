@@ -125,6 +125,21 @@ def test_what_is_computed_before_a_limit_is_kept_and_before_an_interruption_lost
     assert failing.lost_h.mean() > 10
 
 
+def test_a_limit_counts_the_time_of_restarts_and_of_lost_work() -> None:
+    limited = job(failures_per_h=0.3, startup_s=600, max_run_s=5 * HOUR)
+    made = simulate(limited, runs=500)
+    most = made.jobs * (5 * HOUR + 60) / HOUR
+    assert (made.billed_h <= most + 1e-9).all()
+    assert (made.billed_h > (made.jobs - 1) * 5).all()
+
+
+def test_only_the_start_of_a_job_is_a_start_up() -> None:
+    """With saves all the time, next to nothing but restarts is lost."""
+    made = simulate(job(interval_s=60, stall_s=0, failures_per_h=0.05, startup_s=600), runs=500)
+    assert made.lost_h.sum() == pytest.approx(made.interruptions.sum() * (900 + 30) / HOUR, rel=0.03)
+    np.testing.assert_allclose(made.billed_h, 100 + 600 / HOUR + made.lost_h, atol=600 / HOUR)
+
+
 def test_a_hopeless_interval_never_ends() -> None:
     made = simulate(job(interval_s=100 * HOUR, failures_per_h=0.5), runs=50)
     assert wall_clock_factor(100 * HOUR, 60, 900, 0.5) > 20
