@@ -17,7 +17,7 @@ from chimera_sm import catalog
 from chimera_sm.planner import cost
 from chimera_sm.planner.coefficients import coefficient
 from chimera_sm.planner.fleets import failure_prior, fleets
-from chimera_sm.planner.plan import plan
+from chimera_sm.planner.plan import plan, run_shape
 from chimera_sm.planner.reliability import (
     daly_interval_s,
     job_failure_rate,
@@ -118,17 +118,7 @@ def bands(runs: int) -> list[dict[str, Any]]:
         assert made.job_length is not None
         assert made.step.total_s is not None
         machine = catalog.instance(recipe.instances.type)
-        run = cost.RunShape(
-            step_s=made.step.total_s,
-            num_steps=recipe.train.num_steps,
-            interval_steps=recipe.checkpoint.interval_steps,
-            stall_s=made.job_length.save_s,
-            hosts=recipe.instances.count,
-            instance=machine,
-            num_experts=recipe.model.num_experts,
-            max_run_s=made.job_length.limit_s,
-            spot_bucket=catalog.spot_bucket(machine.type, recipe.env.region),
-        )
+        run = run_shape(recipe, made.num_parameters, machine, made.step)
         reclaims = reclaim_rate_per_h(run.hosts, run.spot_bucket) if kind == "spot" else 0.0
         job = SimulatedJob(
             useful_s=run.num_steps * made.step.total_s,

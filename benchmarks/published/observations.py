@@ -48,14 +48,13 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(reader)
 
 
-def measured_step_s(row: dict[str, str]) -> float | None:
+def measured_step_s(row: dict[str, str], case: Case) -> float | None:
     """Seconds of a step: as printed, or from the printed tokens/s and the batch. None where neither is given."""
     if row["step_time_s"]:
         return float(row["step_time_s"])
     rate = row["tokens_per_s_per_gpu"] or row["derived_tok_s_gpu"]
     if not rate or not float(rate) or not row["num_gpus"] or not row["seq_len"]:
         return None
-    case = case_of(row)
     sequences = case.micro_batch * case.micro_batches * case.world / (case.tensor * case.pipeline * case.context)
     return sequences * case.sequence / (float(rate) * float(row["num_gpus"]))
 
@@ -68,10 +67,11 @@ def timed_runs(rows: Sequence[dict[str, str]]) -> tuple[TimedRuns, Counter[str]]
         if row["status"] != "ok" or not (row["step_time_s"] or row["tokens_per_s_per_gpu"] or row["derived_tok_s_gpu"]):
             continue
         try:
-            case, seconds = case_of(row), measured_step_s(row)
+            case = case_of(row)
         except Unusable as error:
             unusable[str(error).split(":")[0]] += 1
             continue
+        seconds = measured_step_s(row, case)
         if seconds is None:
             unusable["no time can be worked out of its tokens/s"] += 1
             continue

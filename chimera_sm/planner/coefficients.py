@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-from pathlib import Path
 
-FILE = Path(__file__).parent / "data" / "coefficients.csv"
+from .tables import rows
 
 
 @functools.cache
 def _table() -> dict[tuple[str, str], float]:
-    with FILE.open(newline="", encoding="utf-8") as file:
-        return {(row["name"], row["scope"]): float(row["value"]) for row in csv.DictReader(file)}
+    return {(row["name"], row["scope"]): float(row["value"]) for row in rows("coefficients")}
 
 
 def coefficient(name: str, scope: str = "") -> float:

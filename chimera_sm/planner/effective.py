@@ -6,16 +6,13 @@ these formulas alone. `benchmarks/planner_fit.py` fits them again.
 
 from __future__ import annotations
 
-import csv
 import functools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from .arrays import Label, Number, by_label
-
-FILE = Path(__file__).parent / "data" / "step_time.csv"
+from .tables import rows
 
 
 @dataclass(frozen=True)
@@ -48,19 +45,18 @@ class Effective:
 
 @functools.cache
 def parameters() -> tuple[Parameter, ...]:
-    with FILE.open(newline="", encoding="utf-8") as file:
-        return tuple(
-            Parameter(
-                name=row["name"],
-                scope=row["scope"],
-                value=float(row["value"]),
-                lower=float(row["lower"]),
-                upper=float(row["upper"]),
-                unit=row["unit"],
-                note=row["note"],
-            )
-            for row in csv.DictReader(file)
+    return tuple(
+        Parameter(
+            name=row["name"],
+            scope=row["scope"],
+            value=float(row["value"]),
+            lower=float(row["lower"]),
+            upper=float(row["upper"]),
+            unit=row["unit"],
+            note=row["note"],
         )
+        for row in rows("step_time")
+    )
 
 
 @functools.cache

@@ -6,16 +6,13 @@ new fleet, at 6e-4. So every fleet is a gamma of its own, and the prior says "on
 
 from __future__ import annotations
 
-import csv
 import functools
 import math
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
 from .gamma import Gamma, GammaMixture
-
-FILE = Path(__file__).parent / "data" / "fleets.csv"
+from .tables import rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +27,16 @@ class Fleet:
 
 @functools.cache
 def fleets() -> tuple[Fleet, ...]:
-    with FILE.open(newline="", encoding="utf-8") as file:
-        return tuple(
-            Fleet(
-                name=row["fleet"],
-                node_hours=float(row["node_hours"]),
-                failures=int(row["failures"]),
-                source=row["source"],
-                date=row["date"],
-            )
-            for row in csv.DictReader(file)
+    return tuple(
+        Fleet(
+            name=row["fleet"],
+            node_hours=float(row["node_hours"]),
+            failures=int(row["failures"]),
+            source=row["source"],
+            date=row["date"],
         )
+        for row in rows("fleets")
+    )
 
 
 @functools.cache

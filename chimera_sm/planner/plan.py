@@ -249,7 +249,7 @@ def _fallback(
     """The same layout on other machines."""
     machine = catalog.instance(choice.type)
     step = _step(recipe, mesh, batch, machine)
-    span = cost.duration(_run_shape(recipe, parameters, machine, step), recipe.capacity.kind)
+    span = cost.duration(run_shape(recipe, parameters, machine, step), recipe.capacity.kind)
     share_s = _share_s(recipe, span)
     limit_s = recipe.capacity.max_run_hours * 3600
     return FallbackEstimate(
@@ -297,7 +297,7 @@ def _run(
         )
         return (this_machine,), (), nothing, None
 
-    run = _run_shape(recipe, parameters, machine, step)
+    run = run_shape(recipe, parameters, machine, step)
     service = cost.SERVICE_OF_TARGET[recipe.target.name]
     costs, elsewhere = cost.estimate_costs(run, service, capacity.kind, recipe.env.region, step.basis)
     days = next(c.days for c in costs if c.chosen)
@@ -315,7 +315,8 @@ def _run(
     return costs, elsewhere, reliable, _share_s(recipe, cost.duration(run, capacity.kind))
 
 
-def _run_shape(recipe: Recipe, parameters: int, machine: catalog.Instance, step: StepEstimate) -> cost.RunShape:
+def run_shape(recipe: Recipe, parameters: int, machine: catalog.Instance, step: StepEstimate) -> cost.RunShape:
+    """The recipe's run on these machines, as costs and failures see it."""
     return cost.RunShape(
         step_s=step.total_s,
         num_steps=recipe.train.num_steps,

@@ -9,17 +9,15 @@ rows: none names a source.
 
 from __future__ import annotations
 
-import csv
 import functools
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from .case import Case
+from .tables import rows
 
-DATA = Path(__file__).parent / "data"
 USUAL_VOCABULARY = 51_200.0
 """GPT-2's, padded; of rows that name none."""
 ADAPTERS = ("lora", "qlora", "adapter")
@@ -56,8 +54,7 @@ def degree(row: Mapping[str, str], column: str) -> float:
 
 @functools.cache
 def _table(name: str, key: str) -> dict[str, dict[str, str]]:
-    with (DATA / name).open(newline="", encoding="utf-8") as file:
-        return {row[key]: row for row in csv.DictReader(file)}
+    return {row[key]: row for row in rows(name)}
 
 
 def gpu_of(row: Mapping[str, str]) -> Mapping[str, str]:
@@ -65,7 +62,7 @@ def gpu_of(row: Mapping[str, str]) -> Mapping[str, str]:
     if not name:
         raise Unusable("gpu is not given")
     try:
-        return _table("gpus.csv", "gpu")[name]
+        return _table("gpus", "gpu")[name]
     except KeyError:
         raise Unusable(f"gpu is not known: {name}") from None
 
@@ -74,7 +71,7 @@ def stack_of(row: Mapping[str, str]) -> str:
     """The family of the framework. Megatron-LM with flash attention is Megatron-Core by another name: it is told by
     its hardware, because the old one was never run on what came after the A100."""
     framework = (row.get("framework") or "").lower()
-    for stack, known in _table("stacks.csv", "stack").items():
+    for stack, known in _table("stacks", "stack").items():
         if known["frameworks"] and any(word in framework for word in known["frameworks"].split("|")):
             if stack == "megatron_2021" and gpu_of(row)["family"] != "a100":
                 continue
@@ -165,7 +162,7 @@ def shape_of(row: Mapping[str, str]) -> Shape:
 
 
 def _architecture(model: str) -> Mapping[str, str]:
-    for name, known in _table("architectures.csv", "model").items():
+    for name, known in _table("architectures", "model").items():
         if model.startswith(name):
             return known
     return {}
@@ -323,7 +320,7 @@ def network_of(row: Mapping[str, str], per_host: float) -> float | None:
         per_node = float(match[1])
     elif match := re.search(r"(\d+)\s*x\s*ConnectX-([678])", words):
         per_node = float(match[1]) * {"6": 200, "7": 400, "8": 800}[match[2]]
-    elif (match := re.search(r"EFA (\d+) ?Gbps", words)) or (match := re.search(r"EFA (\d+)", words)):
+    elif match := re.search(r"EFA (\d+)", words):
         per_node = float(match[1])
     return None if per_node is None else per_node / 8 / per_host
 

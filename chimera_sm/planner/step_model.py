@@ -147,7 +147,7 @@ class _Model:
         moved = self.tokens * case.experts_per_token * case.hidden * BYTES / case.tensor
         launches = p("expert_launch_s", case.stack) * case.num_experts / case.expert
         other = p("expert_traffic") * moved / self.bandwidth + p("expert_layer_s") + launches
-        return where(self.has_experts, products + other, 0.0)
+        return products + other
 
     def head(self) -> Number:
         """Output head and loss, forward and backward. In a pipeline, the share that the other stages wait for."""
@@ -173,7 +173,7 @@ class _Model:
         case, p = self.case, self.p
         size = self.tokens * case.key_value_width / case.tensor * BYTES * (case.context - 1)
         wire = where(case.tensor * case.context > case.link_domain, self.network, self.link)
-        return where(case.context > 1, p("context_exposed") * 3 * size / wire, 0.0)
+        return p("context_exposed") * 3 * size / wire
 
     def expert_parallel(self) -> Number:
         """Exposed part of dispatching tokens to experts and combining them, forward and backward. A token travels once
@@ -184,7 +184,7 @@ class _Model:
         copies = where(far, minimum(case.experts_per_token, domains), case.experts_per_token)
         size = self.tokens * case.hidden * BYTES / case.tensor * copies * (case.expert - 1) / case.expert
         wire = where(far, self.network, self.link)
-        return where(both(case.expert > 1, self.has_experts), p("expert_exposed") * 4 * size / wire, 0.0)
+        return p("expert_exposed") * 4 * size / wire
 
     def pipeline_p2p(self) -> Number:
         case, p = self.case, self.p
@@ -208,7 +208,7 @@ class _Model:
         return self.expert_layers * maximum(1.0, case.num_experts / case.expert) * case.expert_parameters
 
     def all_parameters(self) -> Number:
-        return self.dense_parameters() + where(self.has_experts, self.expert_parameters(), 0.0)
+        return self.dense_parameters() + self.expert_parameters()
 
     def collective(self, size: Number, ranks: Number) -> Number:
         """Gather or scatter `size` bytes over `ranks`. Over hosts, the group has the network of its local ranks
@@ -240,7 +240,7 @@ class _Model:
         dense = self.collective(2 * BYTES * self.dense_parameters() / case.shard, replicas)
         expert_replicas = maximum(1.0, replicas * case.shard / case.expert)
         experts = self.collective(2 * BYTES * self.expert_parameters(), expert_replicas)
-        experts = where(both(self.has_experts, case.shard <= 1), experts, 0.0)
+        experts = where(case.shard <= 1, experts, 0.0)
         seconds = (dense + experts) * self.trained
         return maximum(0.0, seconds - p("replica_overlap") * busy) + p("replica_exposed") * seconds
 
@@ -248,7 +248,6 @@ class _Model:
         """Reading and writing parameters, gradients and moments, by the ranks that share the work."""
         case = self.case
         dense, experts = self.dense_parameters(), self.expert_parameters()
-        experts = where(self.has_experts, experts, 0.0)
         sharers = where(case.shards_optimizer, case.shard * case.replicas, case.shard)
         expert_sharers = maximum(1.0, sharers / case.expert)
         stored = dense / sharers + experts / expert_sharers

@@ -13,13 +13,14 @@ import yaml
 
 from chimera_sm import catalog
 from chimera_sm.paths import recipes_dir
-from chimera_sm.planner.coefficients import FILE as COEFFICIENTS
-from chimera_sm.planner.fleets import FILE as FLEETS
+from chimera_sm.planner.tables import DATA as PLANNER_DATA
 
 FILES = sorted(catalog.DATA.glob("*.csv"))
 
 
-@pytest.mark.parametrize("path", [*FILES, COEFFICIENTS, FLEETS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*FILES, PLANNER_DATA / "coefficients.csv", PLANNER_DATA / "fleets.csv"], ids=lambda path: path.stem
+)
 def test_every_row_has_a_source_and_a_date(path: Path) -> None:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -195,7 +196,7 @@ def test_offered_tells_no_from_unknown() -> None:
 
 
 def test_spot_buckets_are_those_with_a_rate() -> None:
-    with COEFFICIENTS.open(encoding="utf-8") as file:
+    with (PLANNER_DATA / "coefficients.csv").open(encoding="utf-8") as file:
         known = {row["scope"] for row in csv.DictReader(file) if row["name"] == "spot_monthly_share"}
     buckets = {row["bucket"] for row in csv.DictReader((catalog.DATA / "spot.csv").open(encoding="utf-8"))}
     assert buckets == known

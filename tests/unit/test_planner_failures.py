@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera_sm.errors import RecipeError
-from chimera_sm.planner.fleets import FILE, failure_prior, failure_quantile, failure_rate, fleets
+from chimera_sm.planner.fleets import failure_prior, failure_quantile, failure_rate, fleets
 from chimera_sm.planner.gamma import Gamma, GammaMixture
 from chimera_sm.planner.plan import plan
 from chimera_sm.planner.reliability import daly_interval_s, wall_clock_factor, young_interval_s
 from chimera_sm.planner.render_text import format_plan
+from chimera_sm.planner.tables import DATA
 from chimera_sm.recipe.compose import compose
 
 LLAMA_NODE_HOURS = 2048 * 54 * 24
@@ -25,7 +26,7 @@ exposures = st.floats(1e-3, 1e6)
 
 
 def test_every_fleet_has_a_source_and_a_date_and_the_rate_of_its_counts() -> None:
-    with FILE.open(newline="", encoding="utf-8") as file:
+    with (DATA / "fleets.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert all(row["source"] and row["date"] for row in rows)
     rates = {fleet.name: fleet.failures / fleet.node_hours for fleet in fleets()}
